@@ -18,8 +18,9 @@ __all__ = ["JobEnded", "Launcher", "Session", "TftError", "TrainingFault", "init
 
 def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
     """
-    Return an attribute of the package that another module defines, and import that module only now.
-    The broker, for example, imports `tft` too, and does not need the code for training scripts.
+    Return an attribute of the package that another module defines. That module is imported only
+    when the attribute is first used. So processes that import `tft` and need no code for training
+    scripts, such as the broker, start faster.
     """
     if name in ("Session", "init"):
         from tft.worker import session

@@ -1,6 +1,7 @@
 """
 Checkpoints on the disk: the directory, the manifest, and the rank-local state of each rank. This
-file knows no framework: of a file that an adaptor writes, it handles only name, size and digest.
+module does not depend on a framework: it knows only the name, the size and the digest of a file
+that an adaptor has written.
 
     step-00000042/           a checkpoint: manifest.json, local-state-rank0.bin, …, the adaptor's files
     step-00000042.partial/   a checkpoint that is being written, or was never finished
@@ -88,9 +89,10 @@ class Manifest:
     local_state: dict[int, str]
     """For each rank, the name of the file with its rank-local state."""
     own: bool = False
-    """True if functions of the script wrote the shards, and not the adaptor."""
+    """True if the script's own save function wrote the files of the shards. False if the adaptor
+    wrote them."""
     copies: tuple[SavedFile, ...] = ()
-    """The files of additional copies of shards (option `--save-copies all`). Each is in the
+    """The files of additional copies of shards (option `--save-copies all`). Each file is in the
     directory of the rank that wrote the copy (see `copy_of`)."""
 
     @property
@@ -105,7 +107,7 @@ class Manifest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Versioned:
     """
-    The only field that manifests of all versions have.
+    The part of a manifest that is the same in all versions of the manifest's format.
     """
 
     schema: int
@@ -156,15 +158,15 @@ class CheckpointStore:
     def step_of(self, directory: Path) -> int | None:
         """
         Return the step in the name of a directory. Return None if the directory does not exist, or
-        if its name does not fit the pattern (see `held`).
+        if its name does not fit the pattern of checkpoint names (see `held`).
         """
         return next((step for step, _, held in self.held() if held == directory), None)
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
-        Yield every directory whose name fits the pattern, as three values: the step, the suffix
-        after the name (such as `.partial`), and the directory. A hidden directory is yielded only
-        when it is being removed.
+        Yield every directory whose name fits the pattern of checkpoint names, as three values: the
+        step, the suffix after the name (such as `.partial`), and the directory. A hidden directory
+        is yielded only when it is being removed.
         """
         match = _NAME.fullmatch(self.name)
         if match is None or not self.directory.is_dir():
@@ -213,7 +215,8 @@ def digest_file(directory: Path, name: str) -> SavedFile:
 
 def write_local_state(directory: Path, rank: int, local_state: bytes) -> SavedFile:
     """
-    Write the rank-local state of a rank to a file, and sync the file. The file names its rank.
+    Write the rank-local state of a rank to a file, and sync the file. The first line of the file
+    names the rank.
     """
     name = f"local-state-rank{rank}.bin"
     write_synced(directory / name, _OWNER.format(rank).encode() + local_state)
@@ -223,15 +226,17 @@ def write_local_state(directory: Path, rank: int, local_state: bytes) -> SavedFi
 def round_of(final: Path, incident: int, number: int) -> Path:
     """
     Return the directory into which every rank writes its part of the periodic checkpoint `final`.
-    The name contains the incident and its round after which training resumed, so that parts that
-    ranks wrote before and after an incident are never put together.
+    The name contains the numbers of the incident and the round after which training last resumed.
+    So parts that were written before an incident are never combined with parts that were written
+    after the incident.
     """
     return final.with_name(f"{final.name}.round-{incident}.{number}.partial")
 
 
 def open_round(final: Path, incident: int, number: int) -> Path:
     """
-    Return the directory of `round_of`, and create it if it does not exist.
+    Return the directory into which every rank writes its part of the periodic checkpoint `final`
+    (see `round_of`). Create the directory if it does not exist.
     """
     directory = round_of(final, incident, number)
     directory.mkdir(parents=True, exist_ok=True)
@@ -266,22 +271,23 @@ def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    # rename the record only when it is complete, so that no reader finds half of it
+    # rename the record only when it is complete, so that no reader finds a half-written record
     beside.rename(directory / _part(rank))
 
 
 def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
-    Claim the task of committing a periodic checkpoint, for which any rank may call this. When the
-    parts of all ranks exist, one caller gets them, and must then commit the checkpoint. Return None
-    to all other callers, and to every caller as long as a part is missing.
+    Return the parts of all ranks of a periodic checkpoint to one caller, which must then commit the
+    checkpoint. Any rank may call this. All other callers get None, and every caller gets None as
+    long as the part of a rank is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    except FileNotFoundError:  # another rank has claimed the parts
+    # another rank has claimed the parts, and commits the checkpoint
+    except FileNotFoundError:
         return None
     parts[0] = directory / _CLAIMED
     encoded = [part.read_bytes() for part in parts]
@@ -293,8 +299,8 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
     Rename the checkpoints of steps after `step`, so that no run resumes from them. The job goes on
-    from `step`, and may reach another state at these later steps. All ranks may call this function
-    at the same time.
+    from the end of `step`, and may reach another state at these later steps. All ranks may call
+    this function at the same time.
 
     Return True if there was a checkpoint of a later step.
     """
@@ -303,16 +309,16 @@ def give_up(store: CheckpointStore, step: int) -> bool:
         if later <= step or mark not in ("", _REPLACED) or not _is_of(directory, later):
             continue
         found, place = True, store.place(later)
-        with suppress(FileNotFoundError):  # another rank has renamed this one already
+        with suppress(FileNotFoundError):  # another rank has renamed this checkpoint already
             _set_aside(directory, place.with_name(f"{place.name}{_GIVEN_UP}"))
     return found
 
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    Rename a checkpoint to `aside`, and remove an older directory of that name. If a directory of
-    that name exists, it first gets a hidden name. Then it is examined, because it may be the same
-    checkpoint, which another rank has just renamed.
+    Rename the checkpoint `directory` to `aside`, and remove an older directory with the name
+    `aside`. If a directory with that name exists, it first gets a hidden name. Then its inode is
+    compared, because it may be the same checkpoint, which another rank has just renamed.
     """
     own = directory.stat().st_ino
     while True:
@@ -324,7 +330,8 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        with suppress(FileNotFoundError):  # another rank has hidden `aside`: the name is free now
+        # raised if another rank has just hidden the directory `aside`: then the name is free
+        with suppress(FileNotFoundError):
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
                 hidden.rename(aside)
@@ -342,8 +349,8 @@ def _going(directory: Path) -> Path:
 
 def sweep(store: CheckpointStore, step: int | None = None) -> None:
     """
-    Remove unfinished periodic checkpoints, and the old checkpoints that `retire` has hidden. Only
-    those of steps up to `step` are removed, or those of all steps if `step` is None.
+    Remove unfinished periodic checkpoints, and the old checkpoints that `retire` has hidden. With
+    `step`, remove only checkpoints of steps up to `step`; with None, checkpoints of all steps.
     """
     for begun, mark, directory in store.held():
         ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
@@ -353,9 +360,10 @@ def sweep(store: CheckpointStore, step: int | None = None) -> None:
 
 def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
-    Hide old checkpoints, for `sweep` to remove. The newest `keep` whole checkpoints of steps up to
-    `step` stay, and all older ones are hidden; with `keep` 0, none is hidden. Each is hidden by one
-    rename, so that a half removed directory never counts as a checkpoint.
+    Hide old checkpoints, so that `sweep` can remove them. The newest `keep` whole checkpoints of
+    steps up to `step` stay, and all older ones are hidden; with `keep` 0, none is hidden. Each
+    checkpoint is hidden by one rename, so that a half removed directory never counts as a
+    checkpoint.
     """
     whole = sorted(
         there
@@ -367,7 +375,7 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
     for older, mark, directory in store.held():
         old = mark in ("", _REPLACED, _GIVEN_UP) and older < whole[-keep]
         if old and _is_of(directory, older):
-            with suppress(FileNotFoundError):  # another rank has hidden this one already
+            with suppress(FileNotFoundError):  # another rank has hidden this checkpoint already
                 directory.rename(_going(directory))
 
 
@@ -382,8 +390,8 @@ def _is_of(directory: Path, step: int) -> bool:
 
 def _seems_whole(directory: Path) -> bool:
     """
-    Return whether every file in the manifest of a checkpoint exists with its full size. The content
-    of the files is not read.
+    Return whether every file that the manifest of a checkpoint lists exists with its full size. The
+    content of the files is not read.
     """
     manifest = _committed(directory)
     try:
@@ -402,8 +410,8 @@ def manifest(
     *, step: int, world: int, adaptor: str, files: Sequence[SavedFile], own: bool = False
 ) -> Manifest:
     """
-    Return the manifest of a checkpoint with these files. It does not depend on the order of
-    `files`.
+    Return the manifest of a checkpoint that consists of `files`. The manifest does not depend on
+    the order of `files`.
     """
     every = sorted(files, key=lambda file: file.name)
     ordered = tuple(file for file in every if not _COPY.fullmatch(file.name))
@@ -436,8 +444,8 @@ def _digest(content: bytes) -> str:
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Write the manifest into the directory `partial`, and rename the directory to `final`. A second
-    call changes nothing. An earlier checkpoint of the same name is replaced: it was written before
-    the job resumed from an older checkpoint.
+    call with the same arguments changes nothing. An earlier checkpoint with the same name is
+    replaced: the job wrote it before it returned to an older checkpoint.
 
     Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
     not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
@@ -453,7 +461,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
-        # do not offer a periodic checkpoint for a rename by hand, because `sweep` will remove it
+        # do not advise a rename by hand for the directory of a periodic checkpoint, because `sweep`
+        # will remove that directory
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
                 f"; the complete checkpoint is in {partial}: move the other one away and rename "
@@ -520,8 +529,8 @@ def committed(store: CheckpointStore) -> list[Path]:
 
 def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None:
     """
-    Check the name of a checkpoint. Raises `CheckpointCorrupt` when the name contains another step
-    than the manifest, as after a rename or a copy.
+    Check the name of a checkpoint. Raises `CheckpointCorrupt` when the step in the name is not the
+    step in the manifest `known`, for example because a user has renamed the directory.
     """
     named = store.step_of(directory)
     if named is not None and named != known.step:
@@ -545,7 +554,7 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            # of two checkpoints of one step, `committed` lists the one that replaced the other
+            # if a step has two checkpoints, keep the first: `committed` lists the newer of them
             # first
             found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
@@ -556,12 +565,13 @@ def verify(directory: Path) -> Manifest:
     Check all files of a checkpoint, and return its manifest. A shard with a damaged file is
     accepted if the checkpoint contains an undamaged additional copy of the shard.
 
-    Raises `CheckpointCorrupt`, which names the first damaged file of a shard without such a copy.
+    Raises `CheckpointCorrupt` if a shard has a damaged file and no such copy. The error names the
+    file.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # a file with the suffix BESIDE is checked together with its shard; a file that belongs to no
-    # shard is checked as if it were a shard
+    # check a file with the suffix BESIDE together with its shard; check a file that belongs to no
+    # shard as if it were a shard
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known
@@ -584,7 +594,8 @@ def _belongs(name: str, shard: str) -> bool:
 
 def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    Return the files of the additional copies of a shard, by the directory that contains the copy.
+    Return the files of the additional copies of a shard. The key is the name of the directory that
+    contains the copy.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:
@@ -625,8 +636,9 @@ def verify_shards(
 ) -> tuple[Manifest, dict[str, Path]]:
     """
     Check the files that a rank is about to read: the files of `shards`, and the file with the
-    rank-local state of `rank`. A file belongs to a shard if its name begins with the name of the
-    shard. Return the manifest, and for each shard a directory in which all its files are undamaged.
+    rank-local state of `rank`. A file belongs to a shard if its name is the name of the shard, or
+    begins with that name and a slash or a dot. Return the manifest, and for each shard a directory
+    in which all its files are undamaged.
 
     Raises `CheckpointCorrupt` when a file of the rank-local state is damaged, or when a shard has
     no undamaged copy. Raises `CheckpointCorrupt` also when `step` is given and the checkpoint is of
@@ -645,8 +657,9 @@ def verify_shards(
 
 def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     """
-    Return a directory in which every file of a shard is undamaged: that of the checkpoint itself,
-    or that of an additional copy. Raises `CheckpointCorrupt` if every copy of the shard is damaged.
+    Return a directory in which every file of a shard is undamaged: the directory of the checkpoint
+    itself, or the directory of an additional copy of the shard. Raises `CheckpointCorrupt` if every
+    copy of the shard is damaged.
     """
     why = _first_damage(directory, [file for file in known.files if _belongs(file.name, shard)])
     if not why:

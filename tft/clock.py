@@ -1,6 +1,6 @@
 """
-The clock of the processes of a job. The code that decides (`tft.core`) reads no clock: it gets the
-time with its events.
+The clock of the processes of a job. The code that decides how the job reacts to faults (`tft.core`)
+reads no clock: each event that it handles contains the time.
 """
 
 import time

@@ -20,8 +20,8 @@ RUN_OPTIONS = "TFT_RUN_OPTIONS"
 (such as torchrun) starts."""
 
 BROKER_PORTS = 2
-"""How many ports the broker uses: it listens at PORT for publishers and at PORT + 1 for
-subscribers."""
+"""The number of ports that the broker uses. It listens at PORT for publishers of messages, and at
+PORT + 1 for subscribers."""
 
 CHECKPOINT_NAME = "step-{step:08d}"
 """The default pattern of checkpoint names. Steps are written with leading zeros, so that a
@@ -35,8 +35,8 @@ class JobSettings:
     """
 
     job: str
-    """The name of the job, which no other job on the same bus may have. A rank must send it to
-    fetch state from another rank."""
+    """The name of the job. No other job on the same bus may have this name. A rank must send the
+    name to fetch state from another rank."""
     run_dir: Path
     """The directory for the records of the run."""
     broker: str
@@ -52,27 +52,32 @@ class JobSettings:
     """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
     """
     enable: tuple[str, ...] = ()
-    """The strategies that may be used. By default all that the adaptor supports."""
+    """The names of the recovery strategies that tft may use, such as `retry`. Empty: all strategies
+    that the adaptor supports."""
     max_incidents: int = 100
-    """The number of incidents after which the next incident ends in `dump`."""
+    """The number of incidents that the job may have. If there is one more, the job saves a last
+    checkpoint and ends (strategy `dump`)."""
     max_rank_faults: int = 5
-    """The number of incidents that one rank may cause within 10 minutes. After that the rank is
-    neither retried nor replaced."""
+    """The number of incidents that one rank may cause within 10 minutes. After one more, tft
+    neither lets this rank try again nor replaces its process."""
     replace_nodes: bool = False
     """Replace all processes of a node when one of them is lost. By default only the lost process is
     replaced."""
     spread_savers: bool = False
-    """Spread the writers of a last checkpoint over as many nodes as possible. By default the first
-    holder of each shard writes it."""
+    """Spread the ranks that write the shards of a last checkpoint over as many nodes as possible.
+    By default the first holder of each shard writes the shard."""
     save_copies: str = "one"
-    """How many copies of a shard a checkpoint contains: `one`, or one from each rank that holds the
-    shard (`all`)."""
+    """How many copies of each shard a checkpoint contains. `one`: one copy. `all`: one copy from
+    each rank that holds the shard."""
     skip_batch: bool = False
-    """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
+    """After a numeric fault (such as a NaN loss), all ranks return to an earlier step. If this is
+    True, they then skip the batches up to the faulty step. If False, they train on these batches
+    again."""
     on_corruption: str = "majority"
-    """What follows when copies of a shard differ and no earlier copy is left. `majority`: the
-    copies of the majority are used, and without a majority the job ends. `end`: the job ends.
-    `continue`: as `majority`, but without a majority the copy of the lowest rank is used."""
+    """What tft does when copies of a shard differ and no copy from before the difference is left.
+    `majority`: the copies of the majority are used, and without a majority the job ends. `end`: the
+    job ends. `continue`: as `majority`, but without a majority the copy of the lowest rank is
+    used."""
     backup_every: int = 0
     """The number of steps between two copies of a rank's state in host memory. 0: there are
     none."""
@@ -90,9 +95,10 @@ class JobSettings:
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
     audit: str = "first"
-    """The audit looks for actions of a training loop outside its update windows that an incident
-    cannot repair. `first`: it checks the first 20 steps of each process. `strict`: it checks all
-    steps and refuses such actions. `off`: it checks nothing."""
+    """How much the audit checks. The audit looks for code outside the update windows of a training
+    loop whose effect an incident would repeat or lose. `first`: the audit checks the first 20 steps
+    of each process. `strict`: the audit checks all steps and raises an error for such code. `off`:
+    there is no audit."""
     last_step: int = 0
     """The step at which training ends, as if the script asked for no more steps. 0: the script
     decides."""
@@ -118,7 +124,8 @@ class JobSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
     """
-    The settings of one training process, as its agent has set them in the environment.
+    The settings of one training process. Its agent has put them into the environment of the
+    process, in the variables that are named below.
     """
 
     rank: int
@@ -134,8 +141,8 @@ class RankSettings:
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
     incarnation: int
-    """TFT_INCARNATION: the number of this process among the processes of the rank. It is 0 for the
-    first, and one more for each replacement."""
+    """TFT_INCARNATION: the number of this process among the processes of the rank. The number is 0
+    for the first process, and one more for each replacement."""
     page: int
     """TFT_PAGE: the inherited file descriptor of the shared memory of this rank (`tft.page`)."""
     host: str
@@ -206,8 +213,8 @@ class RankSettings:
 
 def ranks_on_node() -> int:
     """
-    Return the number of ranks for which this node has room (LOCAL_WORLD_SIZE), or 1 if it is not
-    known.
+    Return the number of ranks for which this node has room (variable LOCAL_WORLD_SIZE). Return 1 if
+    the number is not known.
     """
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(said)) if said.isdecimal() else 1
@@ -262,8 +269,9 @@ def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """
-    Return the options in the variable TFT_RUN_OPTIONS as a list, split as a shell splits them.
-    Raises `UsageError` if the text cannot be split, for example because a quote is not closed.
+    Return the options of `tft run` in the variable TFT_RUN_OPTIONS as separate words, split as a
+    shell splits them. Raises `UsageError` if the text cannot be split, for example because a quote
+    is not closed.
     """
     try:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
@@ -328,20 +336,22 @@ def descriptor_variables(
     *, page: int | str, words: int | str, bell: int | str = ""
 ) -> dict[str, str]:
     """
-    Return the variables TFT_PAGE, TFT_WORDS and TFT_BELL for a training process. They name its
-    shared memory, the file for the stacks of its threads, and the pipe through which it wakes its
-    agent. Each value is the number of an inherited file descriptor, or a path. An empty `bell`
-    means that the job has one node, and so no such pipe.
+    Return the variables TFT_PAGE, TFT_WORDS and TFT_BELL for a training process. These variables
+    name the shared memory of the process, the file for the stacks of its threads, and the pipe
+    through which the process wakes its agent. Each value is the number of an inherited file
+    descriptor, or a path. `bell` is empty in a job with one node, which has no such pipe.
     """
     return {"TFT_PAGE": str(page), "TFT_WORDS": str(words), "TFT_BELL": str(bell)}
 
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str, str] | None:
     """
-    Return the paths of the shared memory, of the file for the stacks, and of the pipe that wakes
-    the agent. The last path is empty if there is no such pipe. A process gets paths if another
-    program than the agent has started it. Return None for a process that has inherited file
-    descriptors.
+    Return three paths from the environment of a training process: of its shared memory, of the file
+    for the stacks of its threads, and of the pipe that wakes its agent. The last path is empty if
+    there is no such pipe.
+
+    A process gets paths if a program other than the agent has started it. Return None for a process
+    that has inherited file descriptors instead.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
     there = page.startswith("/") and words.startswith("/")
@@ -358,7 +368,8 @@ def aside_variables(mark: str) -> dict[str, str]:
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Return True if this process is a helper process of a job, and no rank (see `aside_variables`).
+    Return True if this process is a helper process of a job that holds no rank (see
+    `aside_variables`).
     """
     return "TFT_ASIDE" in environ
 
@@ -368,8 +379,8 @@ def change_environment(
     changes: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
     """
-    Set these variables while the context is open, and remove those whose value is None. Afterwards
-    restore the earlier values, except for variables that other code has changed meanwhile.
+    Set the environment variables in `changes` while the context is open, and remove the variables
+    whose value is None. Afterwards restore the earlier values of all these variables.
     """
     earlier = {name: environ.get(name) for name in changes}
     set_environment(changes, environ)
@@ -383,8 +394,8 @@ def set_environment(
     variables: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
 ) -> None:
     """
-    Set these variables for this process, including its C libraries, and remove those whose value is
-    None.
+    Set the environment variables `variables` for this process, including its C libraries. Remove
+    each variable whose value is None.
     """
     for name, value in variables.items():
         if value is None:
@@ -411,8 +422,8 @@ def parent_variable(pid: int) -> dict[str, str]:
 def take_parent(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """
     Return the pid in the variable TFT_PARENT, or None if the variable is missing or not a number.
-    Remove the variable from the environment, because processes that this one starts must not see
-    it.
+    Remove the variable from the environment, because child processes of this process must not see
+    the variable.
     """
     parent = environ.pop("TFT_PARENT", "")
     return int(parent) if parent.isdigit() else None

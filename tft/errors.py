@@ -29,7 +29,7 @@ class TftError(Exception):
 
 class UsageError(TftError):
     """
-    The request of the caller cannot be carried out as it was made.
+    The user or the calling code has asked for something that cannot be done as it was asked.
 
     The command line prints the message and exits with code 2.
     """
@@ -37,7 +37,8 @@ class UsageError(TftError):
 
 class UnknownAdaptor(UsageError):
     """
-    No installed package has an adaptor with the requested name.
+    No installed package has a usable adaptor, or another kind of entry point, with the requested
+    name.
     """
 
 
@@ -49,7 +50,7 @@ class AddressTaken(UsageError):
 
 class RankTaken(UsageError):
     """
-    Two processes claim the same rank, and this process came second.
+    Two processes want to be the same rank, and this process came second.
     """
 
 
@@ -97,8 +98,8 @@ class InternalError(TftError):
 
 class JobEnded(SystemExit):
     """
-    Raised on the training thread, for example by `Session.run`, when the job ends before the
-    script.
+    Raised on the training thread, for example by `Session.run`, when the job ends before the script
+    has ended.
 
     It is a `SystemExit`, so an ordinary script runs its `finally` blocks and exits with the status
     `code` and without a traceback. The fault that ended the job has been reported already.
@@ -107,9 +108,10 @@ class JobEnded(SystemExit):
 
 class Interrupted(BaseException):
     """
-    Raised on the training thread before an update window opens, or at the end of a step, when an
-    incident needs the thread to leave the training loop.
+    Raised on the training thread when it must leave the training loop because of an incident. It is
+    raised before an update window opens, or at the end of a step.
 
     It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
-    `Session.run` catches it and enters the loop again at the agreed step.
+    `Session.run` catches it. After the incident it enters the loop again, at the step that the
+    controller has chosen.
     """

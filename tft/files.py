@@ -9,8 +9,8 @@ from pathlib import Path
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write a text to a file, so that other processes never read half of it. An existing file is
-    replaced. Raises `OSError` if the file cannot be written.
+    Write a file with the content `text`, so that other processes never read a half-written file. An
+    existing file is replaced. Raises `OSError` if the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)

@@ -39,15 +39,16 @@ class ForkedTask:
     output: int
     """The descriptor for stdout and stderr."""
     descriptors: tuple[int, ...]
-    """For a rank: the descriptors of `RankSettings.page` and `LaunchSettings.words`, and that of
-    `RankSettings.bell` if the job has several nodes. For a rendezvous store: the pipe into which it
-    writes its port."""
+    """For a rank: the descriptors of its shared memory (`RankSettings.page`) and of the file for
+    the stacks of its threads (`LaunchSettings.words`). If the job has several nodes, also the
+    descriptor of the pipe that wakes the agent (`RankSettings.bell`). For a rendezvous store: the
+    pipe into which it writes its port."""
 
 
 def introduce(door: socket.socket) -> socket.socket:
     """
-    Announce this process to the agent at the other end of `door`. Return the socket on which this
-    process will receive its task.
+    Announce this forked process to the agent, which listens at the other end of the socket `door`.
+    Return the socket on which this process will receive its task.
     """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pidfd = os.pidfd_open(os.getpid())
@@ -59,8 +60,9 @@ def introduce(door: socket.socket) -> socket.socket:
 
 def give_task(channel: socket.socket, task: ForkedTask) -> None:
     """
-    Send the task to the forked process at the other end of `channel`. Raises OSError when that
-    process has ended. The call does not block, because each socket carries one task only.
+    Send the task to the forked process at the other end of the socket `channel`. Raises OSError
+    when that process has ended. The call does not block, because each socket carries only one task,
+    which fits into its buffer.
     """
     told = json.dumps([task.work, task.arguments, task.environment])
     # send the text as a file in memory, because it can be larger than a message may be
@@ -76,8 +78,8 @@ def give_task(channel: socket.socket, task: ForkedTask) -> None:
 
 def take_task(channel: socket.socket) -> ForkedTask | None:
     """
-    Wait for the task of this process. Return None if the agent closes the socket without sending a
-    task. The caller must close the file descriptors in the task.
+    Wait for the task of this process. Return None if the agent closes the socket `channel` without
+    sending a task. The caller must close the file descriptors in the task.
     """
     said, received, _, _ = socket.recv_fds(channel, 16, 5)
     if not said:

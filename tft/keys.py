@@ -53,12 +53,12 @@ class Keys:
 
 def make_keys(directory: Path, seed: bytes | None = None) -> None:
     """
-    Make the keys of a job in a directory, from a secret of `SEED` bytes; None means a random
-    secret. The directory is made when it does not exist.
+    Make the keys of a job in a directory. The keys are derived from the secret `seed` of `SEED`
+    bytes; None means a random secret. The directory is created when it does not exist.
 
-    Raises `UsageError` when one of the files exists already, when `seed` has another length, and
-    when the package `cryptography` is missing; nothing is changed then. Raises `UsageError` also
-    when the files cannot be written.
+    Raises `UsageError` when one of the key files exists already, when `seed` has another length, or
+    when the package `cryptography` is missing. In these cases no file is written. Raises
+    `UsageError` also when the key files cannot be written.
     """
     files = _files(os.urandom(SEED) if seed is None else seed)
     there = [name for name in files if (directory / name).exists()]
@@ -88,7 +88,8 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        except OSError:  # another process has just made the directory
+        # another process with the same secret has just made the directory
+        except OSError:
             shutil.rmtree(mine)
     _check_directory(directory)
     for name, content in files.items():
@@ -100,10 +101,11 @@ def share_keys(directory: Path, seed: bytes) -> None:
 
 def read_keys(directory: Path, *, broker: bool = False) -> Keys:
     """
-    Return the keys in a directory. If `broker` is true, they include the secret key of the broker.
+    Read the keys of a job from a directory, and return them. If `broker` is true, also read the
+    secret key of the broker.
 
-    Raises `UsageError` when a file is missing, when users other than its owner can access the file,
-    or when a public key does not belong to its secret key.
+    Raises `UsageError` when a key file is missing, when users other than the owner of the file can
+    access it, or when a public key does not belong to its secret key.
     """
     _check_directory(directory)
     secret, public = (_key(directory / name) for name in JOB)
@@ -118,7 +120,7 @@ def read_keys(directory: Path, *, broker: bool = False) -> Keys:
 
 def transfer_files(directory: Path) -> tuple[Path, Path]:
     """
-    Return the paths of the key and the certificate of the transfer ports.
+    Return the paths of the key and of the certificate for the TLS ports where ranks fetch state.
 
     Raises `UsageError` when a file is missing, or when users other than its owner can access the
     file.
@@ -147,7 +149,7 @@ def _files(seed: bytes) -> Mapping[str, bytes]:
 def _derived(seed: bytes, name: str) -> bytes:
     """
     Derive 32 bytes from the secret `seed`, for the purpose `name`. Whoever knows the bytes for one
-    purpose cannot compute those for another.
+    purpose cannot compute the bytes for another purpose.
     """
     return hmac.digest(seed, f"tft {name}".encode(), "sha256")
 

@@ -21,12 +21,12 @@ raised further by default, because `select` fails for file descriptors with high
 
 def raise_open_files(part: str, *, highest: bool = False) -> None:
     """
-    Raise this process's limit of open files to the usual one, or as far as the hard limit permits.
-    A limit that is higher already stays. With `highest`, raise the limit to the hard limit. Child
-    processes inherit the limit.
+    Raise this process's limit of open files to `USUAL` (1024), or as far as the hard limit permits.
+    A limit that is already higher is not changed. With `highest`, raise the limit to the hard
+    limit. Child processes inherit the limit.
 
-    Raises `UsageError`, which names the `part` of the job, when the hard limit is less than `LEAST`
-    files.
+    Raises `UsageError` when the hard limit is less than `LEAST` files. The error names `part`, the
+    part of the job that this process is.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LEAST:
@@ -43,7 +43,7 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
 
 def no_thread(error: RuntimeError) -> str:
     """
-    Return an error message for a thread that could not be started. It names the limits that an
-    operator should check.
+    Return an error message for a thread that could not be started. The message names the limits
+    that an operator should check.
     """
     return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

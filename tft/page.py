@@ -29,31 +29,33 @@ _SLOTS = 4
 """The number of slots for captures (copies of the rank-local state) of the last two steps. Each
 step has two: one from before its update window closed, and one from when the window closed."""
 _KEPT_SLOTS = 5
-"""The number of slots for captures of steps of which a copy of the other state is kept
-(`tft_backup`). An adaptor keeps two or three such copies. Two more slots are needed, because
-another rank may keep copies of other steps than this rank."""
+"""The number of slots for captures that are kept longer. The adaptor keeps copies of the rest of
+the state (hook `tft_backup`), and the page keeps the capture of the same step. An adaptor keeps two
+or three such copies. Two more slots are needed, because another rank may keep copies of other steps
+than this rank."""
 _ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
 _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
-# the indexes of the fields at the begin of the page, in words of eight bytes
+# the indexes of the fields at the beginning of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
-# the incarnation whose script has ended, plus 1
+# the index of the word that holds the incarnation whose script has ended, plus 1
 _SCRIPT_ENDED = 16
-# the ring buffer of slice digests at the begin of the page: the index of its first word, the number
-# of its entries, and the number of words of an entry
+# the ring buffer of slice digests on the page: the index of its first word, the number of its
+# entries, and the number of words in an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
-"""The highest number of digests that a reader gets at a time: the newest ones."""
+"""The highest number of slice digests that a reader gets in one call. The reader gets the newest
+digests."""
 _UNKNOWN, _STEADY, _VARYING = 0, 1, 2
 """The values of the field `_STEADINESS`: whether the rank-local state has ever changed between the
 first capture of a step and the end of the step's all-reduces. `_UNKNOWN`: no update window has
 opened yet. `_STEADY`: it has never changed. `_VARYING`: it has changed in at least one step."""
 _LATELY = 20
-"""The number of steps for which `changes_late` stays in effect. It is more than one, because
-scripts do not do the same in each step: some evaluate in every tenth step."""
+"""The number of steps for which a call of `changes_late` stays in effect. The number is more than
+one, because scripts do not do the same in each step: some scripts evaluate in every tenth step."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -70,16 +72,19 @@ class Captured:
     """
 
     attempt: tuple[int, int]
-    """Incident and round of the last rollback, or (0, 0) before the first rollback."""
+    """The numbers of the incident and the round of the last rollback, or (0, 0) before the first
+    rollback."""
     changes: bool
-    """True if `changes_late` was called in one of the last steps."""
+    """True if, in one of the last steps, the rank-local state still changed after the all-reduces
+    of the step (see `changes_late`)."""
     steady: bool
-    """True if the rank has opened an update window, and if in no step the rank-local state changed
-    between the first capture and the window."""
+    """True if the rank has opened an update window, and if the rank-local state has never changed
+    between the first capture of a step and the update window of that step."""
     position: Position
     """The position of the rank before the captures were read."""
     local_states: dict[tuple[int, bool], bytes]
-    """The captures. The key is the step, and True if the update window of the step had closed."""
+    """The captures of the rank-local state. The key is the step, and whether the capture was made
+    when the update window of the step closed."""
 
 
 class Page:
@@ -149,7 +154,7 @@ class Page:
 
         If no flag is True, `step` has ended, and the functions that are called after the step have
         ended too. `after` means that the step has ended, but these functions must still be called.
-        `tail` means that the window of `step` has closed, and the tail of the step has begun.
+        `tail` means that the window of `step` has closed, and the tail of `step` has begun.
         `window` means that the window of `step` + 1 has opened.
         """
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
@@ -166,16 +171,19 @@ class Page:
 
     def train(self, inside: bool, stamp: float) -> None:
         """
-        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds).
+        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds). A
+        `stamp` in the future announces that the training thread will show no progress before that
+        time.
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
 
     def has_tails(self) -> None:
         """
-        Record that the loop marks the end of its steps.
+        Record that the training loop marks the end of each of its steps.
 
-        From now on, and in later processes of this rank, a step ends later than its window.
+        From now on, also in later processes of this rank, a step does not end when its update
+        window closes, but when the loop marks its end.
         """
         self._words[_TAILED] = 1
 
@@ -205,15 +213,15 @@ class Page:
 
     def changes_late(self, step: int) -> None:
         """
-        Record that a capture of `step` differs from the one that was made before the all-reduces of
-        the step.
+        Record that a capture of `step` differs from the capture that was made before the
+        all-reduces of `step`.
         """
         self._words[_CHANGES] = step
 
     def varies(self) -> None:
         """
         Record that the rank-local state has changed within a step, between two captures before the
-        update window. From now on, the capture of a step counts for another node only after the
+        update window. From now on, another node can rely on the capture of a step only after the
         window of the step has opened.
         """
         self._words[_STEADINESS] = _VARYING
@@ -221,10 +229,10 @@ class Page:
     def opens(self) -> bool:
         """
         Record that an update window opens. Count the window as unprotected if no other node has a
-        capture of the step that it could use now.
+        usable capture of the step at this moment.
 
-        Return True if the capture of the step becomes usable only with this window. The agent must
-        then send the captures again after `move`.
+        Return True if the capture of the step becomes usable only because this window opens. The
+        agent must then send the captures to another node once more, after `move` was called.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY
@@ -242,8 +250,8 @@ class Page:
         Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
         the rest of the state is kept too.
 
-        `kept` are the other steps of which this rank has a copy. Their captures are not
-        overwritten.
+        `kept` are the other steps of which this rank has a copy. The captures of these steps are
+        not overwritten.
         """
         tag = 2 * step + 1
         tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
@@ -266,8 +274,9 @@ class Page:
 
     def post(self, digest: SliceDigest) -> None:
         """
-        Write the digest of a slice to the ring, so that the agent sends it with its next
-        heartbeats. Any thread of the rank's process may call this, but only one at a time.
+        Write the digest of a slice to the ring buffer on the page, from which the agent sends it
+        with its next heartbeats. Any thread of the rank's process may call this, but only one
+        thread at a time.
         """
         words, number = self._words, self._words[_POSTED]
         start = RING + number % _ENTRIES * ENTRY_WORDS
@@ -283,17 +292,17 @@ class Page:
 
     def keeps(self, step: int) -> None:
         """
-        Write that `step` is the newest one of which the rank keeps a complete copy of its state.
+        Write that `step` is the newest step of which the rank keeps a complete copy of its state.
         """
         self._words[_KEPT] = step
 
     def forget_after(self, step: int, attempt: tuple[int, int]) -> None:
         """
-        Invalidate the captures of steps later than `step`, because all ranks go back to it.
-        `attempt` is the incident and the round of this rollback.
+        Invalidate the captures of steps later than `step`, because all ranks go back to the end of
+        `step`. `attempt` has the numbers of the incident and the round of this rollback.
 
-        The job has given up these steps. When they are trained again, for example without a batch
-        that is left out, their rank-local state may differ.
+        The job has given up the later steps. When these steps are trained again, their rank-local
+        state may differ, for example because a batch is skipped.
         """
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
@@ -302,21 +311,22 @@ class Page:
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
-        # write the attempt last: a reader that saw captures of later steps then finds the earlier
-        # attempt here, and does not take them for captures of this attempt
+        # write the attempt last: a reader that has seen captures of later steps then still finds
+        # the earlier attempt, and does not take these captures for captures of the new attempt
         self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
     def is_elsewhere(self, number: int) -> None:
         """
-        Record that another node has the first `number` changes of the captures (see `captured`).
-        The agent calls this.
+        Record that another node has received all captures that were on this page after `number`
+        changes (`captured` counts the changes). The agent calls this.
         """
         self._words[_ELSEWHERE] = number
 
     def _tag(self, slot: int) -> int:
         """
-        Return the tag of the capture in a slot; negative if the slot has no valid capture.
+        Return the tag of the capture in a slot of the page (2 * step, plus 1 for a closed window).
+        Return a negative number if the slot has no valid capture.
         """
         header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
         tag, length = self._words[header + _TAG], self._words[header + _LENGTH]
@@ -335,7 +345,8 @@ class Page:
 
     def tailed(self) -> bool:
         """
-        Return whether `has_tails` was called for this rank: then a step ends later than its window.
+        Return whether `has_tails` was called for this rank. If so, a step of this rank ends later
+        than its update window.
         """
         return bool(self._words[_TAILED])
 
@@ -353,38 +364,42 @@ class Page:
 
     def moved(self) -> float:
         """
-        Return when the training thread last moved (CLOCK_MONOTONIC, seconds); 0.0 if never.
+        Return the last time that `move` or `train` wrote to this page (CLOCK_MONOTONIC, seconds).
+        Return 0.0 if neither was called. The time is in the future if the training thread has
+        announced a long phase.
         """
         return self._stamps[_MOVED]
 
     def kept(self) -> int:
         """
-        Return the step of the newest copy of its state that the rank keeps, or 0 if it keeps none.
+        Return the newest step of which the rank keeps a complete copy of its state, or 0 if the
+        rank keeps no copy.
         """
         return self._words[_KEPT]
 
     def captured(self) -> int:
         """
-        Return how often the captures have changed so far.
+        Return how often the captures of the rank-local state on this page have changed so far.
         """
         return self._words[_CAPTURED]
 
     def unprotected(self) -> int:
         """
-        Return how many update windows have opened before another node had the captures.
+        Return how many update windows have opened while no other node had a usable capture of the
+        step.
         """
         return self._words[_UNPROTECTED]
 
     def posted(self) -> int:
         """
-        Return how many digests were posted so far.
+        Return how many slice digests were written to this page so far.
         """
         return self._words[_POSTED]
 
     def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:
         """
-        Return at most the `_REPEATED` newest digests, in the order in which they were posted. Leave
-        out the first `since` digests that were ever posted.
+        Return the newest slice digests on this page, at most `_REPEATED`, in the order in which
+        `post` wrote them. Leave out the first `since` digests that were ever written.
         """
         posted = self._words[_POSTED]
         found = (self._entry(n) for n in range(max(since, posted - _REPEATED), posted))
@@ -395,7 +410,8 @@ class Page:
         entry = self._words[start : start + ENTRY_WORDS].tolist()
         check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
         if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
-            return None  # the writer is overwriting the entry, or has not completed it
+            # the entry cannot be read: its writer is overwriting it, or has not completed it
+            return None
         (incident, round_), (number_, of) = _split(entry[_ATTEMPT]), _split(entry[_SLICE])
         return SliceDigest(
             incident=incident,
@@ -409,14 +425,14 @@ class Page:
 
     def local_states(self) -> dict[int, bytes]:
         """
-        Return the valid captures, by step. If a step has two captures, return the one that was
-        taken when its window closed.
+        Return the valid captures, by step. If a step has two captures, return the capture that was
+        made when its update window closed.
         """
         captures: dict[int, bytes] = {}
         for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
-                # the order is by tag, so the capture of the closed window overwrites the earlier
-                # one
+                # captures are in the order of their tags: the capture of the closed window
+                # overwrites the earlier capture of the same step
                 local_state
             )
         return captures
@@ -443,10 +459,13 @@ class Page:
 
     def _whole(self) -> list[tuple[int, int, bytes]]:
         """
-        Return tag, negative slot and content of each valid capture.
+        Return a triple for each valid capture on this page: its tag, the negative number of its
+        slot, and its content.
 
-        If a slot of the last two steps and a kept slot have the same tag, the former sorts last and
-        so is used: it may have been captured again after a rollback.
+        Two slots may have the same tag: one of the slots for the last two steps, and one of the
+        slots that are kept longer. When the triples are sorted, the slot for the last two steps
+        comes last, and so callers use it. Its content may be newer, because it may have been
+        captured again after a rollback.
         """
         whole = []
         for slot in range(_ALL_SLOTS):
@@ -463,7 +482,7 @@ class Page:
 
 def _joined(high: int, low: int) -> int:
     """
-    Return two numbers of 32 bits as one word.
+    Return two numbers of 32 bits as one word of 64 bits.
     """
     return high << 32 | low
 

@@ -4,7 +4,7 @@ The parent-death tie between a process of tft and its parent: the child dies wit
 This file also defines the signal that asks a hanging child for the stacks of its threads before the
 child is killed.
 
-The kernel sends the signal (PR_SET_PDEATHSIG). So the tie works for a parent that is killed with
+The kernel kills the child (PR_SET_PDEATHSIG). So the tie works for a parent that is killed with
 SIGKILL, and for a child that hangs. The child makes the tie itself, as its first action. The tie is
 not made earlier, between fork and exec, because Python code that runs there can deadlock if the
 parent has threads.
@@ -19,18 +19,20 @@ from tft.config import parent_variable, take_parent
 LAST_WORDS = signal.SIGRTMAX - 3
 """
 The signal that makes a training process write the stacks of its threads, and end. It is a real-time
-signal near SIGRTMAX, because debuggers, profilers and virtual machines use those from SIGRTMIN up.
+signal near SIGRTMAX, because debuggers, profilers and virtual machines use the signals from
+SIGRTMIN upwards.
 """
 
-_PR_SET_PDEATHSIG = 1  # this and the next two are the numbers of prctl options in <linux/prctl.h>
+# the numbers of three options of the system call prctl, from <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def parent_death_tie() -> dict[str, str]:
     """
-    Return the environment variables for a child process of this process that calls
-    `die_with_parent`.
+    Return the environment variables for a child process that must die with this process. The child
+    must call `die_with_parent`.
 
     Start the child on a thread that lives as long as the child should: for the kernel, the end of
     the thread that started the child is the end of the parent.
@@ -53,8 +55,9 @@ def die_with_parent() -> None:
 
 def die_with(parent: int) -> None:
     """
-    Let the kernel kill this process with SIGKILL when its parent ends. `parent` is the pid of the
-    expected parent. If that process is not the parent any more, this process kills itself at once.
+    Let the kernel kill this process with SIGKILL when its parent ends. `parent` is the pid that the
+    parent should have. If the parent has another pid, the expected parent has already ended, and
+    this process kills itself at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

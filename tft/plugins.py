@@ -45,12 +45,14 @@ in a plugin must not end a process of tft."""
 log = structlog.get_logger(__name__)
 
 
-# cached, because it is called twice in a rank: before the script runs, and in `tft.init`
+# cached, because each rank's process calls this function twice: before the script runs, and in
+# `tft.init`
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
     Load the adaptor of that name. Return a plugin manager that contains only this adaptor, and
-    whose attribute `hook` calls it. All calls with one name return the same manager.
+    whose attribute `hook` calls the adaptor's hooks. Further calls with the same name return the
+    same manager.
 
     Raises `UnknownAdaptor` when no package offers the adaptor, its import fails, or it has no hook.
     Raises `UsageError` when several packages offer the adaptor, or it does not fit the hook
@@ -107,8 +109,9 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
     """
-    Return the function that implements a hook, for a hook that is called several times in every
-    step. A direct call avoids the microsecond that pluggy needs for each call.
+    Return the function that implements a hook, so that it can be called without pluggy. This is
+    meant for hooks that are called several times in every step: pluggy needs a microsecond for each
+    call.
 
     Return the hook itself if a direct call would not do the same as pluggy, for example because
     several functions implement the hook.
@@ -128,7 +131,7 @@ def load_plugins() -> pluggy.PluginManager:
     imported, log its exception and leave the plugin out.
 
     Raises `UsageError` when a plugin does not fit the hook specifications, or when several packages
-    offer a plugin of one name.
+    offer a plugin with the same name.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
@@ -149,7 +152,7 @@ def checkpoint_commands() -> list["click.Command"]:
     Return the commands that installed packages add to `tft checkpoint`. If a command cannot be
     imported or made, log the exception and leave the command out.
 
-    Raises `UsageError` when several packages offer a command of one name.
+    Raises `UsageError` when several packages offer a command with the same name.
     """
     commands = []
     for name in sorted(entry_points(group=CHECKPOINT_COMMANDS).names):
@@ -177,8 +180,8 @@ def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     """
     Register one adaptor, plugin or object with hooks, and check it against the hook specifications.
 
-    Raises `UsageError` when a hook does not exist, asks for arguments that it does not get, or is a
-    wrapper. The message names the hook.
+    Raises `UsageError` when a hook of the object does not exist in tft, has parameters that tft
+    does not pass, or is a wrapper around other hooks. The message names the hook.
     """
     try:
         manager.register(plugin, name)
@@ -213,7 +216,8 @@ def call_guarded(
     # as in pluggy, the plugin that was registered last is called first
     for implementation in reversed(caller.get_hookimpls()):
         try:
-            # call each function here: pluggy's own call would stop at the first plugin that raises
+            # call the function of each plugin here: pluggy's own call would stop at the first
+            # plugin that raises an exception
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
         except FAILURES as error:  # third-party code may raise any exception
             refuses = may_refuse and isinstance(error, UsageError | SystemExit)
@@ -230,10 +234,10 @@ def call_guarded(
 
 def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
     """
-    Return the only entry point of that name. `what` is a noun for error messages that says what the
-    entry point provides, such as "a plugin".
+    Return the only entry point of that name. `found` are the entry points of a group. `what` is a
+    noun for error messages that says what such an entry point provides, such as "a plugin".
 
-    Raises `UnknownAdaptor` when there is none, and `UsageError` when there are several.
+    Raises `UnknownAdaptor` when no entry point has the name, and `UsageError` when several have it.
     """
     offers = {entry.value: entry for entry in found if entry.name == name}
     match sorted(offers.values(), key=lambda entry: entry.value):

@@ -1,7 +1,8 @@
 """
-Parts of a job that were stopped with SIGSTOP, for example by a person, a debugger or a container
-runtime. Their parent continues them. A stopped part holds the whole job, and no other process can
-do its work: it still has its connections, and perhaps the ranks of its node.
+Processes of a job that were stopped with SIGSTOP, for example by a person, a debugger or a
+container runtime. The parent of a stopped process continues it (SIGCONT). This is needed because a
+stopped process holds up the whole job, and no other process can do its work: the stopped process
+still has its connections, and perhaps the ranks of its node.
 """
 
 import asyncio
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIMIT = 1.0
-"""Seconds for which a part may be stopped. A part that is continued sooner, by whoever stopped it,
-delays the job no longer than that."""
+"""The time in seconds for which a process of the job may be stopped before its parent continues it.
+Whoever stopped the process may continue it sooner."""
 
 
 def is_stopped(pid: int) -> bool:
@@ -28,10 +29,10 @@ def is_stopped(pid: int) -> bool:
 
 class StopGuard:
     """
-    Continues one child of this process if it is stopped for `LIMIT` seconds.
+    Continues one child of this process after the child was stopped for `LIMIT` seconds.
 
-    `continued` is called each time. `close` must be called before the child is reaped: afterwards
-    another process may have its pid.
+    `continued` is called each time that the child was continued. `close` must be called before the
+    child is reaped: afterwards another process may have its pid.
     """
 
     def __init__(self, pid: int, continued: Callable[[], None]) -> None:
@@ -42,15 +43,15 @@ class StopGuard:
 
     def look(self) -> None:
         """
-        Begin to wait if the child is stopped. To be called after each SIGCHLD: the kernel sends one
-        to the parent when a child is stopped.
+        If the child is stopped, start the timer after which it is continued. Call this after each
+        SIGCHLD, which the kernel sends to the parent when a child is stopped.
         """
         if self._timer is None and not self._closed and is_stopped(self._pid):
             self._timer = asyncio.get_running_loop().call_later(LIMIT, self._continue)
 
     def close(self) -> None:
         """
-        Leave the child alone from now on: it has ended, or is about to be ended.
+        Do not continue the child any more: it has ended, or is about to be ended.
         """
         self._closed = True
         if self._timer is not None:

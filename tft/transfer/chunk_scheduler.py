@@ -19,8 +19,8 @@ from tft.transfer.wire import Request, Run, ShardOffer, fingerprint
 
 _STRIKES = 3
 """The number of damaged chunks after which a source is not used any more. One damaged chunk is not
-enough: a network link flips a bit now and then, and the rank at its other end may be the only
-source."""
+enough: network links flip a bit now and then, and this source may be the only one that has the
+shard."""
 
 _ODD = "its description of the shard differs from that of the other sources"
 
@@ -52,7 +52,7 @@ class ChunkScheduler:
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
-        Wait at most `seconds` until `fact()` is true. Return its value at the end.
+        Wait at most `seconds` seconds until `fact()` is true. Return the last value of `fact()`.
 
         `fact` is a method of this scheduler, such as `complete`.
         """
@@ -61,13 +61,15 @@ class ChunkScheduler:
 
     def begun(self) -> bool:
         """
-        Return True if at least one source has made its offer, or if all sources are lost.
+        Return True if at least one source has made its offer (the description of its copy of the
+        shard), or if all sources are lost.
         """
         return bool(self._offers) or not self._living()
 
     def decided(self) -> bool:
         """
-        Return True if no later offer can change which offer is the most common.
+        Return True if no later offer can change which offer is the most common. An offer is a
+        source's description of its copy of the shard.
 
         Either more than half of the sources have made the same offer, or every source has made its
         offer or is lost.
@@ -101,7 +103,8 @@ class ChunkScheduler:
 
     def common(self) -> ShardOffer | None:
         """
-        Return the offer that the most sources made, or None when there is no offer.
+        Return the offer (description of a shard) that most sources have made, or None when there is
+        no offer.
 
         If several offers are equally common, the offer of the first source in the list is returned.
         """
@@ -113,8 +116,8 @@ class ChunkScheduler:
 
     def settle(self, offer: ShardOffer, room: Run, chunks: Iterable[Request]) -> None:
         """
-        Set the valid offer of the shard, the memory `room` that receives the shard, and the chunks
-        to fetch.
+        Record which offer (description of the shard) is the valid one, the memory `room` that
+        receives the shard, and the chunks to fetch.
 
         Sources that made a different offer are recorded as lost.
         """
@@ -137,14 +140,14 @@ class ChunkScheduler:
 
     def lost(self) -> dict[int, str]:
         """
-        Return the reason for each lost source, by the index of the source.
+        Return for each lost source why it was lost. The key is the index of the source.
         """
         with self._changed:
             return dict(self._lost)
 
     def given(self) -> dict[int, int]:
         """
-        Return the number of undamaged bytes from each source, by the index of the source.
+        Return how many undamaged bytes each source has sent. The key is the index of the source.
         """
         with self._changed:
             return {source: self._given[source] for source in self._sources}
@@ -160,8 +163,8 @@ class ChunkScheduler:
 
     def offer(self, source: int, offer: ShardOffer) -> tuple[bytes, Run] | None:
         """
-        Record the offer of a source, and wait until `settle` has chosen an offer or the fetch is
-        over.
+        Record the offer of a source (the description of its copy of the shard). Then wait until
+        `settle` has chosen one of the offers, or until the fetch is over.
 
         If this offer was chosen, returns its fingerprint and the memory for the chunks. Returns
         None if another offer was chosen (the source is then lost), or if the fetch is over.
@@ -178,8 +181,8 @@ class ChunkScheduler:
 
     def pick(self, source: int, *, wait: bool) -> Request | None:
         """
-        Assign a chunk to this source and return it; return None when the source has nothing to
-        fetch.
+        Assign a chunk to the source `source` and return the chunk. Return None when there is no
+        chunk to fetch from this source.
 
         With `wait` False, returns None at once if no chunk is available to this source now. With
         `wait` True, waits for a chunk, and returns None only when all chunks have arrived or the
@@ -213,8 +216,8 @@ class ChunkScheduler:
         """
         Record that a chunk from this source arrived damaged, and let it be fetched again.
 
-        Return False when the source has sent `_STRIKES` damaged chunks. The caller must then stop
-        using the source.
+        Return False when the source has sent `_STRIKES` (3) damaged chunks. The caller must then
+        stop using the source.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -230,7 +233,7 @@ class ChunkScheduler:
         again.
 
         The thread of the source must not write to the buffers after this call. After `close` the
-        reason is not recorded: the source has not failed, its thread ends because the fetch is
+        reason is not recorded: the source has not failed; its thread ends because the fetch is
         over.
         """
         with self._changed:
@@ -244,8 +247,8 @@ class ChunkScheduler:
         return [source for source in self._sources if source not in self._lost]
 
     def _may(self, source: int, chunk: Request) -> bool:
-        # If a source has sent this chunk damaged, it is fetched from the other sources. Only when
-        # all sources have sent it damaged may each of them send it again.
+        # A source that has sent this chunk damaged must not send it again, as long as another
+        # source can send it. If every source has sent the chunk damaged, all of them may try again.
         return (source, chunk) not in self._spoilt or all(
             (other, chunk) in self._spoilt for other in self._living()
         )

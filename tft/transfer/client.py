@@ -24,12 +24,13 @@ from tft.transfer.wire import Hello, Run, ShardOffer, chunks
 log = structlog.get_logger()
 
 PATIENCE = 5.0
-"""The time in seconds without a byte after which a source counts as hanging. It is longer than any
-pause of a healthy machine. If a source hangs while it owes chunks, the fetch takes longer by this
-time: only then are these chunks requested from other sources."""
+"""The time in seconds after which a source that sends no byte counts as hanging. This time is
+longer than any pause of a healthy machine. If a source hangs, the fetch takes longer by this time,
+because the missing chunks are requested from other sources only afterwards."""
 _GATHERING = 0.5
 """The time in seconds that `fetch` waits for offers of other sources after the first offer. A
-source whose offer comes later still takes part, if it is equal to the chosen offer."""
+source whose offer comes later still takes part if its offer is equal to the chosen one. An offer is
+a source's description of its copy of the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Receiver:
     """The name of the job. A source sends nothing to a client that gives another name."""
     rank: int
     tls: Tls | None = None
-    """The TLS settings of the connections to the sources. None means that they are not
+    """The TLS settings of the connections to the sources. None means that the connections are not
     encrypted."""
 
 
@@ -57,22 +58,23 @@ def fetch(
     patience: float = PATIENCE,
 ) -> dict[int, str]:
     """
-    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the reason
-    for each source that was lost during the fetch, by rank.
+    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the sources
+    that were lost during the fetch: the key is the rank of the source, the value is the reason.
 
     `take(meta)` must return writable buffers with the same names and sizes as the buffers of the
     sources. `meta` is the adaptor's description of the shard, which the sources send. The fetch
-    writes to these buffers in place and out of order. `taken(meta)` is called after the whole shard
-    has arrived and all digests were right. Both functions are called on the calling thread.
+    writes the received bytes into these buffers, in any order. `taken(meta)` is called after the
+    whole shard has arrived and all digests were right. Both functions are called on the calling
+    thread.
 
     Each source offers its copy with `meta`, and with the names and sizes of its buffers. A source
     whose offer differs from the most common offer is not used. A source that sends no byte for
     `patience` seconds counts as lost. While a source prepares the shard, it sends signs of life.
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. Raises `TransferFailed` also when `abandoned` is set, a few times `TICK` seconds
-    later. After an error the content of the buffers is undefined. When this function returns or
-    raises, no thread writes to the buffers any more.
+    its failure. Raises `TransferFailed` also when another thread sets `abandoned`; this takes a few
+    times `TICK` seconds. After an error the content of the buffers is undefined. When this function
+    returns or raises, no thread writes to the buffers any more.
     """
     clock = SystemClock()
     began = clock.now()
@@ -95,7 +97,8 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # sources are left out for which this rank could not start a thread: they have not failed
+    # do not return sources for which this rank could not start a thread: these sources have not
+    # failed
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
@@ -145,7 +148,8 @@ def _close(
     while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
-        # do not wait longer than this: the thread may hang in a name lookup, where it does no harm
+        # do not wait longer than `TICK`: the thread may hang in a name lookup, where it does no
+        # harm
         thread.join(TICK)
     for place, why in scheduler.lost().items():
         source = transfer.sources[place]

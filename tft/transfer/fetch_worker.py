@@ -43,8 +43,8 @@ TICK = 0.02
 """The time in seconds after which a waiting thread checks whether the fetch is over."""
 
 _ASKED = 2
-"""The number of chunks that are requested from a source and have not arrived yet. With two, the
-source sends one chunk while the request for the next chunk travels to it."""
+"""The most chunks that are requested from one source and have not arrived yet. With two, the source
+can send one chunk while the request for the next chunk is on its way to the source."""
 
 
 def bring(
@@ -111,7 +111,8 @@ class _Line:
 
     def read(self, views: list[memoryview]) -> int:
         """
-        Wait for bytes and write them into `views`. Return the number of bytes.
+        Wait for bytes from the source and write them into the buffers `views`. Return the number of
+        bytes.
 
         The result 0 means that the source has closed the connection. Raises `TransferFailed` if the
         source is silent for too long, or when the fetch is over.
@@ -131,7 +132,8 @@ class _Line:
         """
         Send a message to the source.
 
-        The call does not wait, because a message is short enough to fit into the socket's buffer.
+        The call does not wait, because every message to a source is short enough to fit into the
+        socket's buffer.
         """
         self._connection.sendall(frame(said))
 
@@ -183,7 +185,8 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
-        connection.setblocking(False)  # a blocking connect would not end when the fetch is over
+        # do not block: a blocking call of `connect` would go on after the fetch is over
+        connection.setblocking(False)
         _refused(connection.connect_ex(target), EINPROGRESS)
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

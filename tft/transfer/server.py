@@ -44,26 +44,26 @@ _MANNERS = 5.0
 """The time in seconds that the server waits for bytes of a client until it has the `Hello` of the
 client."""
 _SIGN_OF_LIFE = 1.0
-"""The time in seconds between two signs of life while a shard is prepared. A client gives up a
-source that is silent for `tft.transfer.client.PATIENCE` seconds."""
+"""The time in seconds between two signs of life (`Preparing` messages), which the server sends to a
+client while it prepares a shard. A client gives up a source that is silent for
+`tft.transfer.client.PATIENCE` seconds."""
 _SIGNS = 120
-"""The most signs of life that one client gets. If the shard is not prepared then, the client is
-refused. It still has time to fetch from another source before the time limit `repair` of its
-order."""
+"""The most signs of life (`Preparing` messages) that one client gets. If the shard is still not
+prepared then, the server refuses the request. The client still has time to fetch from another
+source: the time limit `repair` of its order is longer."""
 _VANISHED = 30
 """The time in seconds after which the server closes the connection to a client whose machine does
 not answer, or which reads no bytes."""
 _LEAVING = 2.0
-"""The time in seconds that `close` waits for each thread of a connection. A thread takes so long
-only in code of the adaptor, such as `give`, which `close` cannot interrupt."""
+"""The time in seconds that `close` waits for each thread of a connection. A thread takes that long
+only if it runs code of the adaptor (called through `give`), which `close` cannot interrupt."""
 _BREATH = 0.1
-"""The time in seconds before the next attempt, when a connection could not be accepted or its
-thread could not be started. Causes are a lack of file descriptors in the process, or of threads in
-the system."""
+"""The time in seconds before the server tries again to accept a connection or to start its thread.
+An attempt fails when the process has no more file descriptors, or the system no more threads."""
 _STARTS = 20
-"""The most attempts to start the thread of a connection. After that, the server closes the
-connection, so that the client asks another source. This is sooner than the client would notice that
-this source is silent."""
+"""The most attempts to start the thread of a connection. After the last attempt, the server closes
+the connection, and the client asks another source. The attempts take less time than a client waits
+for a silent source."""
 
 
 class ShardServer:
@@ -130,7 +130,8 @@ class ShardServer:
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        # shut the listener down first: to close it would not wake the thread that waits in `accept`
+        # shut the listening socket down before it is closed: closing alone would not wake the
+        # thread that waits in `accept`
         _end(self._listener)
         self._accepting.join()
         self._listener.close()
@@ -250,8 +251,8 @@ class ShardServer:
         try:
             preparing.start()
         except RuntimeError as error:
-            # prepare on this thread, which then sends no signs of life: a long preparation makes
-            # the client turn to another source
+            # prepare the shard on this thread, which can send no signs of life meanwhile. If this
+            # takes long, the client turns to another source
             log.warning("shard_prepared_without_thread", peer=peer, why=no_thread(error))
             return self._answer(hello, peer)
         for _ in range(_SIGNS):
@@ -308,7 +309,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # raised if the connection has ended already
+    with suppress(OSError):  # shutdown raises it if the connection has ended already
         # do not call SSLSocket.shutdown: it drops the TLS state, and the thread of the connection
         # would then read raw bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -36,7 +36,8 @@ class _Part:
 
 def run_of(buffers: Sequence[Buffer | DeviceBuffer]) -> "Run | StagedRun":
     """
-    Return the buffers of a shard as one sequence of bytes.
+    Return an object that reads the buffers of a shard as one sequence of bytes. If a buffer is on a
+    device, its bytes are copied to host memory when they are read.
     """
     on_device = next((each for each in buffers if isinstance(each, DeviceBuffer)), None)
     if on_device is None:
@@ -55,7 +56,7 @@ class StagedRun:
     """
     The buffers of a shard as one sequence of bytes, which is copied to host memory in parts.
 
-    Only one thread may use the object.
+    Only one thread (that of one connection) may use this object.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class StagedRun:
 
     def batches(self, chunk: Request) -> Iterator[Views]:
         """
-        Yield the bytes of a chunk in order, as lists of one view of host memory. A view is valid
-        until the caller takes the next one from this iterator.
+        Yield the bytes of a chunk in order. Each item is a list with one view of host memory. The
+        view is valid until the caller takes the next item, because its memory is used again.
         """
         staged: Callable[[], memoryview] | None = None
         for number, group in enumerate(self._groups(chunk)):
@@ -89,8 +90,8 @@ class StagedRun:
 
     def _groups(self, chunk: Request) -> Iterator[list[_Part]]:
         """
-        Yield the parts of a chunk in order, in groups of at most `PIECE` bytes, which is the size
-        of a piece of host memory.
+        Yield the parts of buffers that form a chunk, in order and in groups. A group has at most
+        `PIECE` bytes, so that it fits into one piece of host memory.
         """
         group: list[_Part] = []
         size = 0
@@ -118,8 +119,8 @@ def _part(buffer: Buffer | DeviceBuffer) -> _Part:
 
 def _stage(group: Sequence[_Part], memory: memoryview) -> Callable[[], memoryview]:
     """
-    Begin to copy a group into host memory. Return a function that waits for the copy and returns
-    the bytes.
+    Begin to copy a group of parts of buffers into the host memory `memory`. Return a function that
+    waits for the copy and returns the bytes.
     """
     waits = []
     at = 0

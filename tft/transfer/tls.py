@@ -35,13 +35,13 @@ def read_tls(curve: Path | None) -> Tls | None:
     giving, fetching = (
         _context(curve, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     )
-    giving.num_tickets = 0  # clients do not resume sessions
+    giving.num_tickets = 0  # send no session tickets: no client resumes a TLS session
     return Tls(giving=giving, fetching=fetching)
 
 
 def reader(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Return a function that reads from `connection` into a list of views.
+    Return a function that reads from the socket `connection` into a list of memoryviews.
 
     The function waits for bytes, fills the views from the first one on, and returns the number of
     bytes. The result 0 means that the peer has closed the connection.
@@ -54,7 +54,7 @@ def reader(connection: socket.socket) -> Callable[[Views], int]:
 
 def sender(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Return a function that writes a list of views to `connection`.
+    Return a function that writes a list of memoryviews to the socket `connection`.
 
     The function sends as many bytes as the connection accepts at once, and returns their number.
     This may be fewer bytes than the views have.

@@ -45,11 +45,11 @@ FROM_SERVER = 256 << 20
 metadata of its shard."""
 
 PIECE = 512 << 10
-"""The number of bytes that are digested, and then given to the kernel, at a time. The kernel finds
-them in the CPU cache, where the digest has brought them. A quarter of this size is slower by a
-tenth, because of the additional calls; twice the size is not faster."""
+"""The number of bytes of a chunk that are digested and then sent at a time. When the kernel copies
+these bytes, they are still in the CPU cache, because they were just digested. A quarter of this
+size is slower by a tenth, because of the additional calls; twice the size is not faster."""
 _VIEWS = 512
-"""The most views that are given to the kernel in one call. Linux accepts at most 1024
+"""The most memoryviews that are passed to the kernel in one call. Linux accepts at most 1024
 (`IOV_MAX`)."""
 _FRAME = struct.Struct("!I16s")
 _RANGE = struct.Struct("!QQ")
@@ -71,7 +71,7 @@ class Hello:
     version: int = VERSION
     job: str = field(repr=False)
     """The name of the job. A server sends nothing to a client that gives another name. The name is
-    left out of the `repr`, because without `--curve` it is all that a client needs to read
+    left out of the `repr`, because without `--curve` a client needs nothing but the name to read
     state."""
     rank: int
     """The rank that asks for the shard. The server uses it only in its log."""
@@ -193,7 +193,7 @@ def _said(body: memoryview) -> Said:
 
 class Run:
     """
-    The buffers of a shard as one sequence of bytes, without a copy.
+    The buffers of a shard as one sequence of bytes. The bytes are not copied.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -276,7 +276,8 @@ def chunks(size: int, sources: int) -> list[Request]:
 
 def fingerprint(offer: ShardOffer) -> bytes:
     """
-    Return a digest of an offer. Two offers are equal exactly if their digests are equal.
+    Return a digest of an offer (a description of a shard). Two offers are equal exactly if their
+    digests are equal.
     """
     return xxhash.xxh3_128_digest(frame(offer))
 
@@ -299,7 +300,8 @@ def send_chunk(run: Sendable, chunk: Request, key: bytes, send: Callable[[Views]
 
 def receive_chunk(run: Run, chunk: Request, key: bytes, read: Read) -> bool:
     """
-    Read a chunk into its place in `run`. Return whether the chunk arrived undamaged.
+    Read a chunk into its place in `run`, the memory of the shard. Return whether the chunk arrived
+    undamaged.
 
     The chunk is undamaged if the digest of the received bytes equals the digest that the source
     sent. `key` is the fingerprint of the source's offer. Raises `EOFError` when the connection ends

@@ -91,8 +91,8 @@ class AfterSteps:
         Call a function, and restore random generators and module modes afterwards.
 
         An exception of the function is raised unchanged. Raises `UsageError` if the function has
-        changed the training state. This is checked in the calls 1, 2, 4, 8 and so on, because it
-        takes time to digest the state.
+        changed the training state. The state is compared only in the calls 1, 2, 4, 8 and so on of
+        the function, because it takes time to digest the state.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)
@@ -118,8 +118,8 @@ class AfterPhase:
     """
     Calls the functions of this rank that are due when a step has ended.
 
-    `digests` returns digests of the training state. `records` stores the rows that a function
-    records. `called` is called when the functions have returned or failed.
+    `digests` returns digests of the training state. `records` stores the rows (records of a script)
+    that a function writes. `called` is called when the functions have returned or failed.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class AfterPhase:
 
     def drop_records(self, step: int) -> None:
         """
-        Drop the rows that functions have recorded after this step, because the functions are called
-        again.
+        Drop the rows that user functions have recorded after this step, because these functions are
+        called again.
         """
         self._records.drop_after(step)
 

@@ -3,8 +3,8 @@ The audit of a training loop: it finds code outside the update windows whose eff
 would repeat or lose.
 
 The audit compares digests of the training state at three moments: when an update window closes,
-when the step ends, and before the next window opens. It logs each habit of the loop that an
-incident cannot repair once, with the line of the script and the remedy.
+when the step ends, and before the next window opens. If it finds code whose effect an incident
+cannot repair, it logs that once, with the line of the script and the remedy.
 """
 
 import sys
@@ -135,11 +135,11 @@ class Findings:
     ) -> bool:
         """
         Log a finding once, with `sentence` as the reason. Return True if the finding is new: no
-        earlier one had the same `kind` and the same part of the state, `what`.
+        earlier finding had the same `kind` and concerned the same part of the state, `what`.
 
-        Usually all ranks have the same finding, and only rank 0 logs it. With `everywhere` each
-        rank logs it. If `refuse` is True, raise `UsageError` instead of logging. If `refuse` is
-        None, raise only in strict mode.
+        Usually all ranks have the same finding, so only rank 0 logs the finding. With `everywhere`,
+        each rank logs the finding. If `refuse` is True, raise `UsageError` instead of logging. If
+        `refuse` is None, raise only in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -154,13 +154,14 @@ class Findings:
 @dataclass(slots=True)
 class Audit:
     """
-    The audit of one process. All methods run on the training thread, but `_entered` and `_failed`
-    may be called on any thread, and ignore calls on others.
+    The audit of one process. All methods run on the training thread, except `_entered` and
+    `_failed`. These two may be called on any thread, and ignore calls on threads other than the
+    training thread.
 
     `loop` is the code object of the function of tft that calls the user's function. `awake` is
-    called when a collective has failed in a tail: the end of this step must be checked, even if the
-    audit has ended. `position` returns the step whose window closed last, and whether the loop is
-    in the tail of that step.
+    called when a collective has failed in the tail of a step: the end of that step must be checked,
+    even if the audit has ended. `position` returns the step whose window closed last, and whether
+    the loop is in the tail of that step.
     """
 
     hook: pluggy.HookRelay
@@ -233,7 +234,9 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            return  # digests are needed only by `window_opens`, which could not compare them
+            # without tails, only `window_opens` would use digests of the state; without the hook
+            # `tft_compare` it cannot compare them
+            return
         look = self._look()
         if look is None:
             return
@@ -413,8 +416,8 @@ class Audit:
         self._say_swallowed(failure, refuse=self.findings.strict)
         if (
             leaves
-            # report the tail as interrupted at the collective: the code after it ran on this rank,
-            # but perhaps not on the other ranks
+            # report the tail as interrupted at the collective: the code after the collective ran on
+            # this rank, but perhaps not on the other ranks
         ):
             self._failure = failure
             raise _Cut
@@ -443,7 +446,8 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        except Exception:  # not raised: the next code that needs the state reports the error
+        # do not raise the error: the next code that needs the state will report it
+        except Exception:
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None
@@ -520,8 +524,8 @@ class _Cut(Interrupted):
 
 def _changed(before: Look, after: Look) -> list[str]:
     """
-    Return the names of the parts of the state that differ between the two digests, without the
-    parts that the forward pass may change.
+    Return the names of the parts of the state whose digests differ between `before` and `after`.
+    Leave out the parts that the forward pass may change.
     """
     return sorted(
         {
@@ -540,8 +544,8 @@ def _called(part: str) -> str:
 
 def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
     """
-    Return True if `error` is `cause`, was raised from `cause`, or was raised while `cause` was
-    handled.
+    Return True if `error` is the exception `cause`, was raised from `cause`, or was raised while
+    `cause` was handled.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

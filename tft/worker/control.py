@@ -1,8 +1,9 @@
 """
 The control thread: the part of a worker that receives orders and sends reports.
 
-It runs next to the training thread, and is simple on purpose. It reads the bus, passes each message
-to the rank machine, and carries out the commands of that machine.
+It runs next to the training thread, and is simple on purpose. It reads messages from the bus and
+passes each order to the rank machine (`RankMachine`). This state machine decides how the rank
+reacts, and the control thread carries out its commands.
 """
 
 import asyncio
@@ -95,7 +96,8 @@ class _Admission:
 
     def refuse(self, refused: Refused) -> None:
         """
-        Record a refusal if it is addressed to this process.
+        Record that the controller refuses this rank, if the message `refused` is addressed to this
+        process.
         """
         joined = self.joined
         if joined and (refused.pid, refused.started) == (joined.pid, joined.started):
@@ -111,7 +113,9 @@ class _Admission:
 
 class Compared:
     """
-    The newest step at which all copies of every shard were equal, as the controller said it last.
+    What this rank knows about the comparison of copies of shards while the job trains. The
+    controller compares the copies, and tells the ranks the newest step at which all copies of every
+    shard were equal.
     """
 
     def __init__(self) -> None:
@@ -126,7 +130,7 @@ class Compared:
     @property
     def wanted(self) -> bool:
         """
-        True if this rank digests slices.
+        True if this rank digests slices of its shards, so that the controller can compare copies.
         """
         return self.cycle > 0
 
@@ -141,13 +145,13 @@ class Compared:
 
     def copies(self, every: int) -> int:
         """
-        Return how many copies of its state this rank keeps in host memory if it makes one after
+        Return how many copies of its state this rank keeps in host memory if it makes a copy after
         every `every` steps.
 
-        A copy is known to be equal on all ranks about `cycle` steps later, and some ranks hear that
-        a little later than others. All ranks must know it before they drop an older copy, or they
-        would keep copies of different steps. So a third copy is needed if the next one is made too
-        soon after that.
+        About `cycle` steps after a copy is made, the controller knows whether it is equal on all
+        ranks. Some ranks hear this a little later than others. All ranks must have heard it before
+        one of them drops an older copy: otherwise the ranks would keep copies of different steps.
+        So if copies are made too often for this, a rank keeps a third copy.
         """
         return 3 if every < 2 * self.cycle else 2
 
@@ -167,7 +171,8 @@ class Control:
         self._outbox = Outbox()
         self.compared = Compared()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """By number of a report: the function to call when the report is acknowledged."""
+        """The functions to call when a report is acknowledged. The key is the number of the
+        report."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -209,14 +214,15 @@ class Control:
 
     def report(self, message: RankReport, heard: Callable[[], None] | None = None) -> None:
         """
-        Send a report, and repeat it until it is acknowledged. Then call `heard` on the control
-        thread.
+        Send a report to the controller, and repeat it until the controller acknowledges it. Then
+        call `heard` on the control thread.
         """
         self._call(self._post, message, heard)
 
     def tell(self, event: RankEvent) -> None:
         """
-        Pass an event of the training thread to the rank machine.
+        Pass an event of the training thread to the rank machine (the state machine that decides how
+        this rank reacts).
         """
         self._call(self._handle, event)
 
@@ -271,7 +277,8 @@ class Control:
 
     async def _repeat(self, bus: Bus) -> None:
         while True:
-            await self._owing.wait()  # sleep until there is a report that is not acknowledged
+            # sleep until there is a report that the controller has not acknowledged
+            await self._owing.wait()
             await asyncio.sleep(REPEAT)
             for number, message in self._outbox.pending():
                 bus.publish(REPORTS, message, number=number)
@@ -292,7 +299,9 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            if isinstance(order, Resume):  # an earlier `Lead` may have named a later step
+            # copies count as equal only up to the step before the first one that is trained now: an
+            # earlier message (`Lead`) may have named a later step, which the job has given up
+            if isinstance(order, Resume):
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))

@@ -1,10 +1,11 @@
 """
-The table of device faults: for each text of a device error, the fault that it means.
+The table of device faults. It says for each text of a device error which kind of fault the error
+is.
 
 A framework raises a device error as a `RuntimeError`. Its message contains the text that
 `cudaGetErrorString` returns for a CUDA error code, or that torch_npu has for an error code of CANN.
-The first line of the table whose pattern (`words`) matches the message decides.
-`docs/explanation/device_faults.md` shows the table.
+The kind of fault is that of the first line of the table whose pattern (`words`) matches the
+message. `docs/explanation/device_faults.md` shows the table.
 """
 
 from tft.spi.types import DeviceFault

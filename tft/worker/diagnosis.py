@@ -1,11 +1,12 @@
 """
-The diagnosis of an exception: its kind of fault, or a bug of the script, and whether the process
-can continue.
+The diagnosis of an exception: which kind of fault it is (a bug of the script is a kind too), and
+whether the process can continue.
 
 The exception is examined first, then the exceptions from which it was raised. For each of them
 these sources are asked, in this order: the kind that a `TrainingFault` declares, the lines that
 plugins add, the table of device faults, the adaptor. The first source that knows one of the
-exceptions decides the kind. The device context is lost if any source says so for any of them.
+exceptions decides the kind. The device context counts as lost if any source says so for any of
+these exceptions.
 """
 
 import re
@@ -38,8 +39,8 @@ class Diagnostician:
         Return the diagnosis of an exception: the kind of its fault, and whether the process can
         continue.
 
-        If no source knows the kind, it is `software`, a bug of the user; but it is `process` if a
-        `TrainingFault` declares that the device context is lost.
+        If no source knows the kind, the kind is `software`, a bug of the user's script. But the
+        kind is `process` if a `TrainingFault` declares that the device context is lost.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]

@@ -58,8 +58,8 @@ class DigestRecords:
 
     def window_closed(self, step: int, captured: bytes) -> None:
         """
-        Write the batches, losses and rank-local state that led to the update of `step`. `captured`
-        is the rank-local state.
+        Write the digests of the batches, losses and rank-local state that led to the update of
+        `step`. `captured` is the rank-local state.
         """
         generators = self._hook.tft_generators() or {}
         self._write(

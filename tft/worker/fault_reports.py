@@ -75,7 +75,9 @@ class FaultReports:
         """
         try:
             found: FaultKind | Diagnosis | None = self._hook.tft_classify(error=error)
-        except Exception:  # no error of the adaptor may hide the exception of the script
+        # catch everything: an error of the adaptor must not hide the exception of the script, which
+        # is to be reported
+        except Exception:
             log.exception("classification_failed", error=repr(error))
             return None
         return found

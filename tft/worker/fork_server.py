@@ -5,8 +5,8 @@ The fork server imports once all modules that every rank needs. Then it forks a 
 agent needs one, for a rank or for the rendezvous store.
 
 A fork copies only one thread, so the fork server must have only one. If an import has started other
-threads, the fork server reports this and ends, and the agent starts ranks without it. An example is
-the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
+threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
+example is the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
 
 A forked process becomes a child of the agent: it is forked through an intermediate process that
 ends at once, and the agent adopts orphans (as a subreaper). The forked process then waits until the
@@ -38,14 +38,15 @@ def main() -> None:
     agent = os.getppid()
     adaptor, descriptor = sys.argv[1:]
 
-    # import this only now: the imports are slow, and from the start this process must die with its
-    # agent
+    # import these modules only now: the imports are slow, and `die_with_parent` must be called
+    # first
     from tft.worker.launch import launch, preload
 
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        except UsageError as refused:  # the ranks start without a fork server, and report this too
+        # the agent then starts the ranks without a fork server, and the ranks report this error too
+        except UsageError as refused:
             sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
@@ -58,8 +59,8 @@ def main() -> None:
                 "and a process with threads cannot be forked safely".encode()
             )
             return
-        # without this, the first garbage collection of a forked process would write to all memory
-        # that it shares with this process, and so copy that memory
+        # without `gc.freeze`, the first garbage collection in a forked process would write to all
+        # memory that the forked process shares with this process, and so copy that memory
         gc.freeze()
         door.send(READY)
         forked = _fork_for(door, agent)
@@ -67,7 +68,9 @@ def main() -> None:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # without cleanup: this process has started nothing yet
+            # no task: end without the cleanup of Python, because this process has started nothing
+            # yet
+            os._exit(0)
         _take_on(task)
         if task.work == "store":
             adaptor, host = task.arguments
@@ -92,8 +95,8 @@ def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
 
 def _fork() -> bool:
     """
-    Fork a process that does not stay a child of this process. Return True in the new process, and
-    False in this one.
+    Fork a process that does not stay a child of this process: the agent adopts it. Return True in
+    the new process, and False in this one.
 
     Exits if the fork fails.
     """
@@ -122,9 +125,9 @@ def _take_on(task: ForkedTask) -> None:
     """
     Give this forked process the output and environment of its task, and random seeds of its own.
 
-    The process is then equal to one that the agent itself has started, and shares nothing with
-    other forked processes. Its signal handlers are those of an ordinary Python, because the fork
-    server has not changed them.
+    The process then behaves like a process that the agent itself has started, and shares nothing
+    with other forked processes. Its signal handlers are those of an ordinary Python, because the
+    fork server has not changed them.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)

@@ -54,7 +54,7 @@ def launch(arguments: Sequence[str]) -> None:
     def mark() -> None:
         if ended:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
+                with suppress(OSError, ValueError, AttributeError):  # a stream may be closed
                     stream.flush()
             page.end_script(settings.incarnation)
 
@@ -77,7 +77,8 @@ def _run(arguments: Sequence[str]) -> None:
         _, module, *rest = arguments
         # `runpy` replaces the first element by the path of the module's file, as `python -m` does
         sys.argv = [module, *rest]
-        sys.path.insert(0, os.getcwd())  # `python -m` does the same
+        # search modules in the working directory first, as `python -m` does
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
@@ -104,14 +105,15 @@ def prepare() -> LaunchSettings:
     return settings
 
 
-@functools.cache  # in a forked process, the fork server has done this already
+@functools.cache  # cached: the fork server calls this function before it forks
 def preload(adaptor: str) -> None:
     """
     Import the adaptor called `adaptor`, and the modules that its framework will need.
 
     Raises `UsageError` if the adaptor cannot be loaded.
     """
-    # import this only now: if this import hangs, the last words can show where
+    # import this module only now: if the import hangs, the stacks that the process writes can show
+    # where
     from tft.plugins import load_adaptor
 
     load_adaptor(adaptor).hook.tft_preload()

@@ -2,8 +2,9 @@
 The start of a job by `tft.init` in processes that another launcher, such as torchrun or srun, has
 started.
 
-Each process becomes the `tft run` of a node with one rank. This `tft run` starts a process for the
-rank, which runs the script, and replaces it after a fault.
+Each of these processes replaces itself by the command `tft run`, for a node with one rank. This
+`tft run` starts a process for the rank, in which the script runs. After a fault it starts another
+process for the rank.
 
 The process keeps its pid (`exec`), so its launcher still watches it. It also keeps the cores,
 devices and limits that the launcher gave it. The launcher does not notice when a rank dies and is
@@ -52,12 +53,13 @@ class Meeting:
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
-    Become the `tft run` of a node if another launcher has started this process. Otherwise return.
+    If another launcher has started this process, replace the process by the command `tft run`, for
+    a node with one rank. Otherwise return.
 
-    If `launcher` is None, the rank and place of this process are read from the environment.
-    `options` are options of `tft run`. The options that the user has set in the environment follow
-    them, and so take precedence. Raises `UsageError` if this process cannot be started again, or
-    cannot find the other processes.
+    If `launcher` is None, the rank of this process and the machine on which it runs are read from
+    the environment. `options` are options of `tft run`. The options that the user has set in the
+    environment are put after `options`, and so take precedence. Raises `UsageError` if this process
+    cannot be started again, or cannot find the other processes.
     """
     environment = inherited_environment()
     launcher = launcher or launcher_of(environment)
@@ -121,7 +123,7 @@ def started_as(python: Sequence[str], file: str | None) -> list[str]:
 
 def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
     """
-    Return the first options of `tft run` for the node that this process becomes.
+    Return the first options of the command `tft run` by which this process replaces itself.
     """
     words = [
         *("--nnodes", str(launcher.world), "--node-rank", str(launcher.rank)),
@@ -175,9 +177,9 @@ def _meet(launcher: Launcher, host: str) -> Meeting:
     """
     Agree with the other processes on the broker and the run directory.
 
-    If the launcher serves no store, the broker uses the launcher's port (`MASTER_PORT`), which is
-    free then. Otherwise process 0 chooses the port and the run directory, and passes them on
-    through the store.
+    If the launcher serves no store of its own, its port (`MASTER_PORT`) is free, and the broker
+    uses that port. Otherwise process 0 chooses the broker's port and the run directory, and passes
+    them on to the other processes through that store.
     """
     named = default_run_dir(launcher.start) if launcher.start else ""
     if not launcher.serves:

@@ -20,11 +20,11 @@ from tft.errors import UsageError
 _WORD = r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
 """A regular expression for one host, or one range of hosts, in a Slurm node list."""
 _NO_STEPS = 0xFFFF_FFF0
-"""The first of the special Slurm step numbers. This number and higher ones do not stand for steps
-of srun, but for a batch script or an interactive shell."""
+"""The first of the special Slurm step numbers. This number and higher numbers do not stand for
+steps of srun, but for a batch script or an interactive shell."""
 _PORTS = 10_000
-"""The lowest port that tft computes for a Slurm job, and also the number of pairs of ports from
-there up. All these ports are below those that Linux uses for outgoing connections."""
+"""The lowest port that tft chooses for a Slurm job. tft chooses one of 10,000 pairs of ports that
+begin at this port. All these ports are below the ports that Linux uses for outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def _torchrun(told: _Told) -> Launcher:
         port=told.number("MASTER_PORT"),
         serves=told.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         alone=local_world == world,
-        start="" if run_id == "none" else run_id,  # "none": torchrun was given no --rdzv-id
+        start="" if run_id == "none" else run_id,  # "none": torchrun got no --rdzv-id
         attempt=told.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
@@ -178,8 +178,8 @@ def _of_srun(environ: Mapping[str, str]) -> bool:
     """
     Return True if srun itself has started this process.
 
-    The Slurm variables alone do not show this: the script of sbatch has them too, and so have the
-    processes of another launcher that srun has started.
+    It is not enough that the Slurm variables are set: the script of sbatch has these variables too,
+    and so do processes that were started by another launcher under srun.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):
@@ -242,7 +242,9 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) == machines and machine < machines:
         return counts[machine]
-    each, more = divmod(world, machines)  # srun distributes processes in this way by default
+    # if the environment does not say it, assume srun's default: machines have equally many
+    # processes, and the first machines one more if the number cannot be divided
+    each, more = divmod(world, machines)
     return each + (machine < more)
 
 

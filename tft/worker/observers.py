@@ -31,8 +31,8 @@ class Observers:
         self._plugins = plugins
         self._watchers: list[object] = []
         self.watch_windows = False
-        """True if an observer wants to be called for each closed window. Otherwise the training
-        thread skips the call."""
+        """True if an observer wants to be called for each update window that closes. Otherwise the
+        training thread skips the call."""
         self.watch_tails = False
         """True if an observer wants to be called at the end of each tail. Otherwise the training
         thread skips the call."""
@@ -46,8 +46,8 @@ class Observers:
         """True if an observer checks the numbers of each step (losses, gradient norm) before its
         update."""
         self.incarnations: Mapping[int, int] = {}
-        """The incarnation of each rank's process, by rank. The last order that this rank carried
-        out contained it."""
+        """The incarnation of each rank's process, by rank. The numbers come from the last order
+        that this rank has carried out."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -78,21 +78,23 @@ class Observers:
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
-        Notify the observers that the user has handed over these objects.
+        Notify the observers (objects of plugins) that the user has handed over these objects of the
+        training state (`session.adopt`).
         """
         self._tell("tft_on_adopted", parts=parts)
 
     def loss(self, step: int, loss: float) -> bool:
         """
-        Return True if an observer refuses the update of `step` because of `loss`, a loss of this
-        rank.
+        Return True if an observer (an object of a plugin) refuses the update of `step` because of
+        `loss`, a loss of this rank.
         """
         answers = self._ask("tft_on_loss", step=step, loss=loss)
         return any(answer is True for answer in answers)
 
     def refusal(self, step: int, numbers: Numbers) -> str:
         """
-        Return the reason for which an observer refuses the update of `step`, or an empty string if
+        Return the reason for which an observer (an object of a plugin) refuses the update of
+        `step`, because of the losses and the gradient norm in `numbers`. Return an empty string if
         no observer refuses it.
         """
         try:
@@ -103,38 +105,41 @@ class Observers:
 
     def window_closed(self, step: int) -> None:
         """
-        Notify the observers that the update window of `step` has closed.
+        Notify the observers (objects of plugins) that the update window of `step` has closed.
         """
         self._tell("tft_on_window_closed", step=step)
 
     def tail_ends(self, step: int) -> None:
         """
-        Notify the observers that the loop has finished all work of `step`, including its tail.
+        Notify the observers (objects of plugins) that the loop has finished all work of `step`,
+        including its tail.
         """
         self._tell("tft_on_tail_ending", step=step)
 
     def step_ended(self, step: int) -> None:
         """
-        Notify the observers that `step` has ended.
+        Notify the observers (objects of plugins) that `step` has ended.
         """
         self._tell("tft_on_step_ended", step=step)
 
     def state_released(self) -> None:
         """
-        Notify the observers that the training state may change from now on, so that they must stop
-        reading it.
+        Notify the observers (objects of plugins) that the training state may change from now on. An
+        observer that reads the state must stop reading it.
         """
         self._tell("tft_on_state_released")
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Notify the observers that an order is about to be carried out.
+        Notify the observers (objects of plugins) that this rank is about to carry out an order of
+        the controller.
         """
         self._tell("tft_on_order", order=order, incident=incident, step=step)
 
     def check(self, session: SessionView, name: str) -> CheckResult | None:
         """
-        Run the check called `name`. Return None if no plugin knows this name.
+        Run the check of a plugin that is called `name`, and return its result. Return None if no
+        plugin has a check with this name.
 
         An exception of the check is raised and not only logged, because there is no result then. A
         `SystemExit` is raised as a `RuntimeError`, unless a signal has caused it.

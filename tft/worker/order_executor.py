@@ -110,8 +110,8 @@ class SessionState(Protocol):
 
 class Hands:
     """
-    Carries out the orders of one rank, on its training thread. `check(name)` runs the check that a
-    plugin has under this name, and returns None if no plugin has it.
+    Carries out the orders of one rank, on its training thread. `check(name)` runs the check with
+    this name, which a plugin provides. It returns None if no plugin has such a check.
     """
 
     def __init__(
@@ -130,18 +130,18 @@ class Hands:
         self._saving = saving
         self._check = check
         self.slices = Slices(hook, page)
-        """Digests slices of the shards of this rank while it trains, so that they can be compared
-        with those of other ranks."""
+        """Digests slices of the shards of this rank while the rank trains, so that its copies can
+        be compared with the copies of other ranks."""
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._line = ""
-        """The line (FILE:LINE) at which the loop was left. It is reported if the loop was in the
-        tail of a step."""
+        """The line (FILE:LINE) at which the loop was left. The line is reported if the loop was in
+        the tail of a step."""
         self._stopped_for: int | None = None
         """The incident for which the loop was left. None: the loop was not left, or the `Stop`
         order of its incident has not arrived yet."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that this rank is fetching now. Meanwhile it does not give them to other
-        ranks."""
+        """The shards that this rank is fetching now. Until they are complete, this rank does not
+        give these shards to other ranks."""
         self._at_end: tuple[int | None, Work] | None = None
         """The last step of a loop that has ended, and the digests of the state at that moment.
         None: the loop has not ended, or an incident has begun since then."""
@@ -167,9 +167,9 @@ class Hands:
         """
         match order:
             case Stop():
-                # drop the last reference to the old wrapper outside the adaptor. If the wrapper
-                # were freed later, its process group would be destroyed while the new group is in
-                # use
+                # drop the last reference to the old wrapper of the model (such as DDP) that exists
+                # outside the adaptor. If the wrapper were freed later, its process group would be
+                # destroyed while the new process group is in use
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
@@ -303,18 +303,19 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        Return the captures of this rank's rank-local state, so that another rank can write them to
-        the last checkpoint.
+        Return the captures of this rank's rank-local state, by step, so that another rank can write
+        this state to the last checkpoint.
 
-        Called when this rank has failed to write them. No other rank has this state.
+        Called when this rank has failed to write its rank-local state itself. No other rank has
+        this state.
         """
         kept = self._page.local_states()
         return Work(local_state={step: captured.hex() for step, captured in kept.items()})
 
     def _rollback(self, order: Rollback) -> None:
         local_state = self._local_state(order)
-        # this also marks the tail of the step as complete, because all ranks return to the end of
-        # the step
+        # `_hold` also marks the tail of the step as complete, because all ranks return to the end
+        # of the step
         self._hold(order.step)
         self._page.forget_after(order.step, (order.incident, order.round))
         self._saving.give_up(self._state.checkpoints, order.step)
@@ -341,8 +342,9 @@ class Hands:
         fetched = frozenset(transfer.shard for transfer in order.transfers)
         if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
             self._gate.tear()
-        # if this rank keeps a shard of this step, do not mark its state as torn: other ranks may
-        # need to fetch that shard from this rank
+        # if this rank fetches only some of its shards, and already has its other shards of this
+        # step, do not mark its state as torn: other ranks may need to fetch these other shards from
+        # this rank
         self._fetching = fetched
         try:
             return self._fetch_all(order)
@@ -366,8 +368,8 @@ class Hands:
                 taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
             )
-        # the adaptor moves some shard into place only in `tft_rebuild`: until then, other ranks
-        # must not fetch state from this rank
+        # if `promised` is not empty, the adaptor moves these shards into place only in
+        # `tft_rebuild`: until then, other ranks must not fetch state from this rank
         if promised:
             self._promised = order.step
         else:
@@ -390,7 +392,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # a checkpoint of this run: it is the newest now, because later ones are set aside
+        ):  # this run's own checkpoint is its newest now: later ones are set aside
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)
@@ -429,9 +431,9 @@ class Hands:
         Return the rank-local state at the end of the order's step.
 
         The state was captured by this process or by an earlier process of the rank, or it is in the
-        order. A capture from the moment when the loop was left is used only in the incident for
-        which it was left: later, the other ranks may have completed that step without this rank.
-        Raises `OrderRefused` if there is no state of the step.
+        order. A capture that was made when the loop was left is used only in the incident for which
+        the loop was left. In a later incident, the other ranks may have completed that step without
+        this rank. Raises `OrderRefused` if there is no state of the step.
         """
         step = order.step
         if isinstance(order, Rollback) and self._state.rank in order.derive:
@@ -465,7 +467,7 @@ class Hands:
         return it.
 
         Used when the captured state is lost, or when the other ranks have continued without this
-        rank. Raises `OrderRefused` if the adaptor cannot create one.
+        rank. Raises `OrderRefused` if the adaptor cannot create a rank-local state.
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
@@ -479,7 +481,9 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # second copies from an earlier attempt may have filled the disk
+        # if no copies are wanted in this attempt, remove those of an earlier attempt, which may
+        # have filled the disk
+        if not order.copies:
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
@@ -514,8 +518,9 @@ class Hands:
 
 def cores_for_digests(*, alone: bool) -> int:
     """
-    Return the number of processor cores for the digests of this rank. The ranks of a node share its
-    cores, unless this rank is `alone` or is bound to some of them. More threads than cores would
+    Return the number of processor cores for the digests of this rank. The ranks of a node share the
+    cores of the node. A rank uses all cores that it may use if it is `alone` (most other ranks
+    compute no digests now), or if it is bound to some of the cores. More threads than cores would
     only take turns, and disturb processes that start at the same time.
     """
     cores = len(os.sched_getaffinity(0))

@@ -43,13 +43,13 @@ hanging."""
 
 _WRITING = 1800.0
 """Seconds that the user's own save function may take before the training thread counts as hanging.
-That function writes the whole shard."""
+The time is long, because this function writes whole shards to disk."""
 
 _PATIENCE = 1800.0
 """Seconds that a wait for the disk may take before the training thread counts as hanging."""
 
 _CLOSING = 2.0
-"""Seconds that the end of the process waits for a write in progress."""
+"""Seconds that the process, before it ends, waits for a checkpoint that is being written."""
 
 _SLICE = 0.5
 """The time in seconds between two signs of life (`expect`) of a training thread that waits for the
@@ -72,7 +72,7 @@ class _Part:
     local_state: bytes
     writes: Sequence[Write]
     digests: Digests
-    """Digests of the state that this rank holds, to be compared with those of other ranks."""
+    """Digests of the state that this rank holds, to be compared with the digests of other ranks."""
     void: bool = False
     """True if this part must not be committed: the job has returned to an earlier step and may
     compute this step with another result, or the process is about to end."""
@@ -186,8 +186,8 @@ class Periodic:
         self._threads: set[str] = set()
         """The names of the threads that were started."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """The steps of checkpoints that the controller has acknowledged. Checkpoints that are older
-        may then be removed."""
+        """The steps of checkpoints of which the controller knows. When a step comes out of this
+        queue, older checkpoints may be removed."""
         self._owed: int | None = None
         """The step of the newest checkpoint that this rank has committed, while older checkpoints
         are still to be removed. None: nothing is to be removed."""
@@ -220,9 +220,9 @@ class Periodic:
         """
         Copy this rank's part of the checkpoint of `step`, and let the writing thread write it.
 
-        The state of `step` must be complete. `local_state` is the rank-local state of its end.
-        Waits first while the part of the previous checkpoint is still being written. If the copy
-        fails, this is reported, and training goes on.
+        The state of `step` must be complete. `local_state` is the rank-local state at the end of
+        `step`. Waits first while the part of the previous checkpoint is still being written. If the
+        copy fails, the failure is reported, and training goes on.
         """
         if not self._comes(lambda: self._part is None):
             return
@@ -291,7 +291,8 @@ class Periodic:
 
     def left(self) -> None:
         """
-        Record that the rank has left the loop. From now on nothing is committed.
+        Record that the rank has left the training loop. Until it is in the loop again, this rank
+        commits no checkpoint.
         """
         with self._turn:
             self._in_loop = False
@@ -335,8 +336,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that()` is true, which takes as long as the disk needs. Return False if an
-        incident needs the training thread before that.
+        Wait until `that()` is true, and return True. The wait takes as long as the disk needs.
+        Return False if an incident needs the training thread before that.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -358,12 +359,13 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # the thread must not end: it writes the next checkpoint
+            # catch everything, because the thread must go on to write the next checkpoint
+            except BaseException:
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:
-                # free the copy, which is as large as the state: this must be the last reference to
-                # it
+                # `_part` must be the last reference to the copy, which is as large as the state:
+                # now the copy is freed
                 self._part = None
                 self._turn.notify_all()
 
@@ -381,9 +383,9 @@ class Periodic:
 
     def _write(self, part: _Part) -> None:
         # All ranks have begun the previous checkpoint, because none can be a whole step behind. A
-        # rank begins a checkpoint only when it is done with the one before. So no rank still writes
-        # the checkpoint of two intervals ago, or an older one. Remove those that are unfinished,
-        # because they may have filled the disk.
+        # rank begins a checkpoint only when it has written its part of the previous checkpoint. So
+        # no rank still writes the checkpoint of two intervals ago, or an older one. Remove the
+        # unfinished ones among these old checkpoints, because they may have filled the disk.
         checkpoint.sweep(self._store, part.step - 2 * self._settings.checkpoint_every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
@@ -400,7 +402,7 @@ class Periodic:
         done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        # None: some rank has not written its part yet, and the rank that is last will commit
+        # `parts` is None if some rank has not written its part yet: the last rank will commit
         if parts is not None:
             self._commit(part, directory, final, parts)
 
@@ -462,8 +464,8 @@ class Periodic:
 
 def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[Difference]:
     """
-    Return the differences between the copies of shards that the ranks held at this step. Empty if
-    all copies are equal.
+    Return the differences between the copies of shards that the ranks held at this step. The list
+    is empty if all copies are equal.
 
     `parts` has one part for each rank, in the order of the ranks.
     """

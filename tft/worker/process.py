@@ -1,6 +1,6 @@
 """
-The identity of this process: its pid together with its start time. The kernel reuses pids, but
-never the same pair.
+The identity of this process: its pid together with its start time. The kernel reuses pids, but two
+processes never have the same pid and the same start time.
 """
 
 import os

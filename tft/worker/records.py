@@ -23,7 +23,7 @@ _STEP, _AFTER = "step", "after"
 
 class Records:
     """
-    The rows of one rank.
+    The file of records of one rank, to which its script adds rows.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -35,8 +35,8 @@ class Records:
 
     def begin_after(self, step: int) -> None:
         """
-        Assign all following rows to this step, and mark them (key `after`) as rows of functions
-        that are called after the step.
+        From now on, write all rows as rows of `step`, and mark them with the key `after`: functions
+        that are called after the step write these rows.
         """
         self._step = step
 
@@ -48,8 +48,8 @@ class Records:
 
     def write(self, step: int, row: Mapping[str, object]) -> None:
         """
-        Add a row of this step. Between `begin_after` and `end_after`, the row belongs to the step
-        of `begin_after`.
+        Add a row to the rank's file of records. The row belongs to `step` or, between `begin_after`
+        and `end_after`, to the step that `begin_after` was given.
 
         Raises `UsageError` if the row is not serialisable as JSON, or has a key that tft adds
         (`step`, `after`). Raises `OSError` when the disk is full.
@@ -71,14 +71,16 @@ class Records:
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
         written = os.write(self._file, line)
-        # the disk is full: remove the incomplete row, because the next row would be appended to it
+        # if the disk is full, remove the incomplete row, because the next row would be appended to
+        # it
         if written < len(line):
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def drop_later(self, step: int) -> None:
         """
-        Drop the rows of steps later than `step`, which will be written again.
+        Drop the rows of steps later than `step`, because these steps will be computed again and
+        write new rows.
         """
         self._step = None
         self._keep(lambda row: row[_STEP] <= step)

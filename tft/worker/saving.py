@@ -41,8 +41,8 @@ class Own:
 
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
-        Return the keyword arguments for a call of `function` with this shard: `shard`, if the
-        function has a parameter of this name, and otherwise none.
+        Return the keyword arguments for a call of the user's `function` for this shard. The only
+        argument is `shard`. It is left out if the function has no parameter of this name.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 
@@ -101,7 +101,8 @@ class Saving:
         """
         Check that the user's functions can tell the shards of this rank apart.
 
-        Raises `UsageError` if the rank holds several and a function has no parameter `shard`.
+        Raises `UsageError` if the rank holds several shards, and the user's `save` or `load` has no
+        parameter `shard`.
         """
         own = self._own
         if own is None or len(shards) < 2:
@@ -121,8 +122,8 @@ class Saving:
         """
         Write a shard as it is at the end of `step`, and return the names of its files.
 
-        Called on the training thread. `shards` are all shards that this rank writes in this
-        attempt.
+        Called on the training thread. `shards` are all shards that this rank writes to the
+        checkpoint. `attempt` is the number of the attempt to write the checkpoint.
         """
         if self._own is not None:
             return self._saved_by(self._own, directory, shard, step)
@@ -176,8 +177,8 @@ class Saving:
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
-        # call this hook before `save`: with it the adaptor may refuse to save, for a reason that
-        # the script cannot know
+        # call the hook `tft_beside` before the user's `save`: the hook raises an exception if the
+        # adaptor refuses to save, for a reason that the script cannot know
         kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)

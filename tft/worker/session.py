@@ -66,7 +66,7 @@ class Session:
     """
     One rank's part in a fault-tolerant job.
 
-    `init` creates the session. Use it on the training thread only.
+    `init` creates the session. Use the session on the training thread only.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -160,8 +160,8 @@ class Session:
     @property
     def incarnations(self) -> Mapping[int, int]:
         """
-        The incarnation of each rank's process, as the controller's last order to this rank named
-        it.
+        The incarnation of each rank's process, by rank. The numbers come from the controller's last
+        order to this rank.
         """
         return self._observers.incarnations
 
@@ -218,8 +218,9 @@ class Session:
         (`lambda: DDP(model)`). tft calls `wrap` at the start and after every incident, and keeps
         the result as `session.model`.
 
-        `save(directory, step)` and `load(directory)` are optional. They write and read checkpoints
-        in place of the adaptor, on the training thread and without process groups.
+        `save(directory, step)` and `load(directory)` are optional. These functions of the script
+        write and read checkpoints in place of the adaptor, on the training thread and without
+        process groups.
 
         Raises `UsageError` if the adaptor cannot handle one of the objects.
         """
@@ -236,7 +237,9 @@ class Session:
         if self._loop.digests is not None:
             self._loop.digests.watch()
         self._adopted = True
-        if "model" in parts:  # if a factory makes the model, the observers get the objects later
+        # if a function (`make`) makes the model later, the observers of the plugins get the objects
+        # after that
+        if "model" in parts:
             self._observers.adopted(parts)
 
     def topology(self) -> Holdings:
@@ -250,7 +253,8 @@ class Session:
 
     def run(self, train: Callable[["Session"], None]) -> None:
         """
-        Call `train(session)`, and call it again after every incident, from the agreed step.
+        Call `train(session)`, and call it again after every incident. `session.step` then says at
+        which step training continues.
 
         Returns when all ranks have finished. Raises `JobEnded` when the job ends before that.
         """
@@ -268,7 +272,8 @@ class Session:
         """
         yield from self._loop.steps(last)
         if self._control.compared.wanted:
-            self._loop.expect(LIMIT)  # digests of a large state take longer than a step
+            # announce a long phase: to digest a large state takes longer than a step
+            self._loop.expect(LIMIT)
             self._hands.ends()
             self._page.train(True, self._clock.now())
 
@@ -286,8 +291,8 @@ class Session:
         """
         Return the update window: `with session.update(): optimizer.step()`.
 
-        Put all code that changes the state in place into the window, and no all-reduce with other
-        ranks. One window is one optimizer step.
+        Put all code that changes the training state in place into the window. Put no all-reduce
+        with other ranks into the window. One window is one optimizer step.
         """
         return UpdateWindow(self._loop)
 
@@ -297,9 +302,10 @@ class Session:
         """
         Register `function(step)`, to be called when a step has ended: after every `every` steps.
 
-        All ranks call it, replacements too. Register it before `run`. The function may use the
-        process groups and may take `limit` seconds. It may draw random numbers: tft puts the
-        generators back afterwards, so training is not affected. It must not change the state.
+        All ranks call the function, replaced ranks too. Register the function before `run`. The
+        function may use the process groups and may take `limit` seconds. It may draw random
+        numbers: tft restores the random generators afterwards, so training is not affected. The
+        function must not change the training state.
 
         If a fault occurs before all ranks have finished the function, all ranks call it again.
         Effects outside this process therefore happen at least once; use `step` to recognise a
@@ -316,10 +322,10 @@ class Session:
         """
         Register an evaluation `function(step)`, with the same rules as `after_step`.
 
-        All ranks may evaluate. Or one rank evaluates, while the others go on to the next step and
-        wait for that rank in its collectives. For
-        `limit` seconds no rank counts as hanging. The handling of a fault on another rank waits
-        until the evaluation has ended.
+        Either all ranks evaluate, or one rank evaluates. In the second case the other ranks go on
+        to the next step, and wait for the evaluating rank in the collectives of that step. For
+        `limit` seconds no rank counts as hanging. If a fault occurs on another rank, it is handled
+        when the evaluation has ended.
         """
         self._loop.after.functions.add(function, every, limit)
 
@@ -327,15 +333,16 @@ class Session:
         """
         Write a row for this step to `records-rank{rank}.jsonl` in the run directory.
 
-        In the tail of a step, the row belongs to that step. The key `step` is added to the row. The
-        file has the row once, even if the step is computed again or a function of `after_step` is
-        called again.
+        A row that is written in the tail of a step belongs to that step. The key `step` is added to
+        the row. The file contains the row once, even if the step is computed again or a function of
+        `after_step` is called again.
 
-        Call it before the last all-reduce of the step (with DDP: before `loss.backward()`). If this
-        rank dies after its contribution, the other ranks complete the step without it, and a row
-        that was to be written later is missing.
+        Call this method before the last all-reduce of the step (with DDP: before
+        `loss.backward()`). If this rank dies after its contribution to that all-reduce, the other
+        ranks complete the step without this rank. A row that this rank would have written later is
+        then missing.
 
-        Raises `UsageError` if the row has a key `step` or `after`, or is not serialisable as JSON.
+        Raises `UsageError` if the row has a key `step` or `after`, or cannot be written as JSON.
         """
         self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 
@@ -355,7 +362,9 @@ class Session:
         self._control.compared.cycle = of
         work = self._hands.slices.digest(self._gate.completed, number, of)
         if work is not None and not self._loop.tails:
-            work()  # now: without marked ends of steps, code after the window may change the state
+            # digest the slice now: in a loop that does not mark the ends of its steps, code after
+            # the window may change the state
+            work()
             return None
         return work
 
@@ -372,8 +381,9 @@ class Session:
         """
         Report this rank as ready to take orders. For programs with a training loop of their own.
 
-        Call `obey` next. `run` makes both calls itself. Raises `UsageError` if `adopt` was not
-        called, or if the user's save and load cannot tell the shards of this rank apart.
+        Call `obey` next. A program that uses `run` needs neither call: `run` calls `begin` and
+        `obey` itself. Raises `UsageError` if `adopt` was not called, or if the user's save and load
+        cannot tell the shards of this rank apart.
         """
         if not self._adopted:
             raise UsageError(
@@ -433,7 +443,7 @@ class Session:
 
         `error` is the exception that ended the loop, which is reported as a fault. It is None if
         the loop ended with `Interrupted`, that is by an incident. The program must keep no
-        reference to the frames of the loop.
+        reference to the stack frames of the loop, because these would keep process groups alive.
         """
         self._loop.left(error)
         self._cut_off(None if error is None else self._faults.report(error))
@@ -485,8 +495,8 @@ class Session:
             message, line = self._faults.report(error), self._loop.left(error) or _line_below(error)
         else:
             return True
-        # Call this only here: inside `except`, the traceback would still refer to the frames of the
-        # loop, and so keep their process groups alive.
+        # Call `_cut_off` only here: inside `except`, the traceback would still refer to the stack
+        # frames of the loop, and so keep the process groups alive that these frames use.
         self._cut_off(message, line)
         return False
 
@@ -517,9 +527,9 @@ class Session:
         """
         Return a shard at the end of `step`, to be sent to another rank. Runs on a transfer thread.
 
-        If this raises an exception, the other rank tries the next holder. If the exception shows
-        that this rank can no longer use its device (its device context is lost), this also reports
-        a fault, because nothing else would show that.
+        If this method raises an exception, the other rank fetches the shard from other holders. If
+        the exception shows that this rank can no longer use its device (its device context is
+        lost), this method also reports a fault, because nothing else would report the lost device.
         """
         try:
             return self._hands.give(shard, step)
@@ -627,8 +637,8 @@ class Session:
 
 def _line_below(error: BaseException) -> str:
     """
-    Return the line (FILE:LINE) of the user's function at which the exception left it. Empty if no
-    frame of the user is in the traceback.
+    Return the line (FILE:LINE) of the user's function from which the exception `error` came. Empty
+    if no frame of the user is in the traceback.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
@@ -644,14 +654,16 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
     Join the job for which this process was started, and return its session.
 
     Later calls return the same session. If torchrun, srun or another launcher has started this
-    process, `init` does not return: the process becomes a `tft run`, whose rank runs the script
-    from its beginning. `launcher` gives the rank and place of this process if the environment does
-    not name them. `options` are additional options of that `tft run`.
+    process, `init` does not return: the process replaces itself by the command `tft run`. That
+    command starts another process for the rank, which runs the script from its beginning.
+    `launcher` gives the rank and the machine of this process if the environment does not name them.
+    `options` are additional options of `tft run`.
 
-    If another launcher has started this process, but it cannot become a `tft run`, it prints the
-    reason in one line and exits with code 2. It prints no traceback, because every process of the
-    job would print the same one. If the caller gave `launcher`, `UsageError` is raised instead.
-    Also raises `UsageError` if the process was not started as one process of a job.
+    If another launcher has started this process, but `tft run` cannot be started, the process
+    prints the reason in one line and exits with code 2. It prints no traceback, because every
+    process of the job would print the same traceback. If the caller gave `launcher`, `UsageError`
+    is raised instead. Also raises `UsageError` if the process was not started as one process of a
+    job.
     """
     global _session
     if _session is None:
@@ -667,7 +679,8 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
                 sys.exit(2)
         take_up()
         settings = rank_settings()
-        # do this here too: if another program started this process, no agent has raised the limit
+        # raise the limit of open files here too: no agent has raised it if another program started
+        # this process
         raise_open_files(f"rank {settings.rank}")
         _session = Session(settings).open(at)
     return _session

@@ -36,8 +36,8 @@ class _Listed:
 
     def pieces(self, number: int, of: int) -> list[tuple[Buffer | DeviceBuffer, int, int]]:
         """
-        Return the parts of buffers that are in slice `number` of `of`: the buffer, and where the
-        part begins and ends in it.
+        Return the parts of buffers that are in slice number `number` of `of` slices. Each part is a
+        buffer, and the bytes of the buffer at which the part begins and ends.
         """
         total = self.offsets[-1]
         first, last = total * number // of, total * (number + 1) // of
@@ -59,8 +59,8 @@ class _Slice:
     """
 
     parts: list[tuple[int, bytes, list[tuple[Buffer | DeviceBuffer, int, int]]]]
-    """For each shard: its number, the description if it belongs to this slice, and the parts of
-    buffers."""
+    """For each shard: its number, the description of the shard (only in slice 0, otherwise empty),
+    and the parts of buffers that belong to this slice."""
     large: bool
     """True if the slice takes too long to be digested on the training thread."""
 
@@ -80,17 +80,19 @@ class Slices:
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
         self._cut: dict[int, _Slice] = {}
-        """By number: the slices of the listed memory, as far as they were needed."""
+        """The slices of the listed memory that were needed so far. The key is the number of the
+        slice."""
         self._identity: list[tuple[int, ...]] = []
-        """For each shard, the numbers that told at the last listing where its buffers were in
-        memory."""
+        """For each shard, numbers from which one can tell whether its buffers have moved in memory.
+        The adaptor gave them when it last listed the shard."""
         self._steady = 0
         """The number of listings in a row in which every buffer was at the same place in memory."""
 
     @property
     def present(self) -> bool:
         """
-        True if the adaptor can list its shards for slices, and another rank holds one of them.
+        True if this rank has slices to digest: the adaptor can list the memory of shards, and
+        another rank holds a copy of a shard of this rank.
         """
         return bool(self._shards and self._list is not None)
 
@@ -101,13 +103,15 @@ class Slices:
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
         listing, contribution = self._hook.tft_slices, self._hook.tft_contribution
         self._list = direct(listing) if listing.get_hookimpls() else None
-        # among three or more copies the majority shows which one is wrong
+        # this rank's contribution to the gradients is digested to find the wrong copy of a shard
+        # that two ranks hold; among three or more copies, the majority shows which copy is wrong
         needed = any(len(each.ranks) == 2 for each in shards) and contribution.get_hookimpls()
         self._contribution = direct(contribution) if needed else None
 
     def resume(self, incident: int, round_: int) -> None:
         """
-        Record the attempt (incident and round) in which this rank trains from now on.
+        Record the attempt in which this rank trains from now on: the numbers of the incident and of
+        the round after which training resumes.
         """
         self._attempt = (incident, round_)
         self.forget()
@@ -115,7 +119,8 @@ class Slices:
 
     def forget(self) -> None:
         """
-        Drop the references to the memory of the shards: other code may replace it from now on.
+        Drop the references to the memory of the shards, because other code may replace this memory
+        from now on.
         """
         self._listed, self._cut = {}, {}
 
@@ -124,9 +129,9 @@ class Slices:
         Digest slice `number` of `of` of every shard, as it is at the end of `step`, and post the
         digests. Called on the training thread.
 
-        If the slice is large, do not digest it, but return a function that does. The caller may run
-        the function on any thread, and it must have returned before the state changes. Return None
-        if the digests are posted already.
+        If the slice is large, do not digest it, but return a function that digests it and posts the
+        digests. The caller may run this function on any thread, but must wait for its end before
+        the state changes. Return None if the digests are posted already.
         """
         if not self.present:
             return None

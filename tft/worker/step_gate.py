@@ -2,9 +2,9 @@
 The gate between the control thread and the training thread of a worker.
 
 The gate knows which update windows the training thread may enter, which orders wait for the
-training thread, and its position. The training thread gets the permission to enter a window, and
-the new position, under one lock. So the control thread never reports a position that is out of
-date: a rank that was let into a window is reported in that window.
+training thread, and the position of the training thread. The training thread gets the permission to
+enter a window, and the new position, under one lock. So the control thread never reports a position
+that is out of date: a rank that was let into a window is reported in that window.
 """
 
 import sys
@@ -67,20 +67,21 @@ class Gate:
         """True while the training thread waits to enter a window, or to call the functions after a
         step."""
         self._alone = False
-        """True if the pre-update barrier failed, so that this rank does not know whether the other
-        ranks can complete the step. The training thread then enters the window only after a
-        decision of the controller."""
+        """True if the barrier before the update window failed, so that this rank does not know
+        whether the other ranks can complete the step. The training thread then enters the window
+        only after a decision of the controller."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
-        """Functions that are called after this step, or after a later step, must wait."""
+        """A step number: the functions that are called after this step, or after a later step, must
+        wait."""
         self._leave_after = NEVER
         self.announce = False
         """True if the next step that is completed must be reported to the controller
         (`Trained`)."""
         self.abandoned = threading.Event()
         """Set when the training thread must stop waiting, for example for a transfer or for the
-        disk, because an incident needs it."""
+        disk, because it must take part in an incident."""
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -107,7 +108,8 @@ class Gate:
 
     def arrive(self) -> bool:
         """
-        Ask to enter the update window of the next step. Its all-reduces are complete on this rank.
+        Ask to enter the update window of the next step. The all-reduces of that step are complete
+        on this rank.
 
         Return True if the training thread may enter. If False is returned, the caller must call
         `wait`. The position shows the window as open in both cases.
@@ -123,8 +125,9 @@ class Gate:
         Return True if the functions that are called after a step may start. If False is returned,
         the caller must call `wait`.
 
-        A rank that must wait here has the state of the end of that step. It calls no function,
-        because other ranks might not take part in the collectives of the function.
+        A rank that must wait has the state of the end of that step. The rank does not call the
+        functions yet, because other ranks might not take part in the collectives of these
+        functions.
         """
         with self._mutex:
             self._waits = self._place[0] >= self._after_lock
@@ -132,7 +135,8 @@ class Gate:
 
     def stand(self) -> None:
         """
-        Record that the pre-update barrier failed. The caller must call `wait` next.
+        Record that the barrier before the update window failed on this rank. The caller must call
+        `wait` next.
 
         The all-reduces of the next step are complete on this rank. It is unknown whether they are
         complete on the other ranks, so the controller decides whether the ranks complete the step.
@@ -236,7 +240,7 @@ class Gate:
     def lock(self) -> Locked:
         """
         Lock all further update windows: the training thread waits when it reaches the next window.
-        Return its position.
+        Return the position of the training thread.
         """
         with self._mutex:
             place = self._place
@@ -268,8 +272,8 @@ class Gate:
         Return the position of the training thread, and whether the thread waits at a locked update
         window.
 
-        While the training thread waits there, its state is complete, although the position shows
-        the window as open.
+        While the training thread waits at a locked window, its state is complete, although its
+        position shows the window as open.
         """
         with self._mutex:
             place, still = self._place, self._still()
@@ -285,7 +289,7 @@ class Gate:
         """
         Unlock all update windows. The step that is completed next is reported to the controller.
 
-        Returns the position that the training thread had before.
+        Returns the position that the training thread had before the windows were unlocked.
         """
         with self._turn:
             place, still = self._place, self._still()
@@ -324,7 +328,7 @@ class Gate:
     def withdraw(self) -> Withdrawn | None:
         """
         Take back the order that was passed to the training thread. Return None if the thread has
-        already begun it.
+        already begun to carry out the order.
         """
         with self._mutex:
             if not self._orders:
@@ -363,7 +367,7 @@ class Gate:
         """
         Return the steps of which the adaptor keeps a valid copy of the state.
 
-        A copy of a step later than the present one was made before a rollback, and is not valid.
+        A copy of a step later than the present step was made before a rollback, and is not valid.
         """
         kept: Sequence[int] = self._hook.tft_backups() or ()
         return tuple(step for step in kept if step <= place[0])

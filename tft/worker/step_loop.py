@@ -1,6 +1,6 @@
 """
 The steps of the training loop: update windows, tails, and the functions that are called after a
-step. All of it runs on the training thread.
+step. All code of this module runs on the training thread.
 """
 
 import os
@@ -58,7 +58,7 @@ class UpdateWindow:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # after an exception the window stays open, which marks the state as incomplete
+        # after an exception do not close the window: an open window marks the state as incomplete
         if kind is None:
             self._loop.close_window()
 
@@ -108,12 +108,14 @@ class _EdgeWaits:
     """
 
     barrier: Callable[..., bool | None] | None = None
-    """The pre-update barrier. It is needed if some shard is not on all ranks, if collectives are
-    asynchronous, or if the gradients cannot carry a refusal."""
+    """The barrier at which all ranks meet before an update window opens. It is needed if some shard
+    is not on all ranks, if collectives are asynchronous, or if a rank that refuses an update cannot
+    show this to the other ranks through NaN gradients."""
     synchronize: Callable[..., None] | None = None
     """Waits for the device. It is needed if the device carries out collectives asynchronously."""
     numbers: Callable[[], Numbers] | None = None
-    """Reads the numbers of the step, which an observer judges."""
+    """Reads the numbers of the step (losses, gradient norm), which an observer of a plugin
+    judges."""
 
 
 class _LastStep(BaseException):
@@ -126,7 +128,8 @@ class _LastStep(BaseException):
 @dataclass(slots=True)
 class _Present:
     """
-    The last captures of the rank-local state, and what is known about how the loop ends its steps.
+    What this rank knows about the present step: the last captures of its rank-local state, how the
+    loop ends its steps, and the numbers of the step.
     """
 
     step: int = -1
@@ -221,11 +224,11 @@ class StepLoop:
 
     def begin(self, shards: Sequence[ShardCopies], *, asynchronous: bool) -> None:
         """
-        Record the shards that this rank holds, and whether its device carries out collectives after
-        their calls have returned. Called before the first step.
+        Record the shards that this rank holds, and whether its device carries out collectives
+        asynchronously, after their calls have returned. Called before the first step.
 
-        Raises `UsageError` if a plugin judges the numbers of steps and the adaptor does not know
-        them.
+        Raises `UsageError` if a plugin judges the numbers of each step (losses, gradient norm) and
+        the adaptor cannot read these numbers.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
         watches = self.observers.watch_numbers
@@ -282,8 +285,8 @@ class StepLoop:
 
     def finish(self) -> None:
         """
-        End the last step, and wait until this rank has made its last copy, and has written its part
-        of the last checkpoint.
+        End the last step, and wait until this rank has made its last copy of the state in host
+        memory, and has written its part of the last checkpoint.
         """
         self.end_last_step()
         self._await_copy()
@@ -292,8 +295,8 @@ class StepLoop:
     def left(self, error: BaseException | None) -> str:
         """
         Record that the loop has ended. `error` is the exception that ended it, or None if an
-        incident interrupted a program with its own loop. Return the line (FILE:LINE) at which the
-        tail was interrupted, or an empty text if the audit does not know it.
+        incident interrupted a program that does not use `Session.run`. Return the line (FILE:LINE)
+        at which the tail was interrupted, or an empty text if the audit does not know it.
         """
         self._present.refused_loss = ""
         return "" if self.audit is None else self.audit.left(error)
@@ -332,7 +335,7 @@ class StepLoop:
         """
         End the step. The loop calls this after the tail of the step.
         """
-        if not self.tails:  # first call: so far this step counted as ended with its window
+        if not self.tails:  # first call: so far each step counted as ended with its window
             self.has_tails()
             if self.hooks.end_step is not None:
                 self.hooks.end_step(tail=True)
@@ -386,15 +389,19 @@ class StepLoop:
         Open the update window: the all-reduces are complete, and the state may be changed.
 
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
-        takes this rank out of the loop. Raises `UpdateRefused` if a rank refuses the update.
+        takes this rank out of the loop. Raises `UpdateRefused` if this rank or another rank refuses
+        the update.
         """
-        self.end_last_step()  # the loop may not have marked the end of the last step
+        # end the previous step first, in case the loop has not marked its end
+        self.end_last_step()
         self._stop_after_last()
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        if local_state != self._present.contributed:  # otherwise the page has this capture already
+        # capture the rank-local state only if it has changed since the last capture: otherwise the
+        # page has this capture already
+        if local_state != self._present.contributed:
             self.page.varies()
             self.page.capture(completed + 1, local_state, False)
             self._ring()
@@ -416,8 +423,8 @@ class StepLoop:
 
     def _changed_late(self, step: int) -> None:
         """
-        Record on the page, and tell the agent, that the rank-local state of `step` differs from the
-        capture that was made before the all-reduces of the step.
+        Record on the page (the shared memory of the rank), and tell the agent, that the rank-local
+        state of `step` differs from the capture that was made before the all-reduces of the step.
         """
         self.page.changes_late(step)
         self._ring()
@@ -465,7 +472,8 @@ class StepLoop:
         """
         step = self.gate.completed
         if self.tails and self._edges.synchronize is not None:
-            self._edges.synchronize(closing=True)  # the tail may have started collectives
+            # wait for the device, because the tail may have started collectives
+            self._edges.synchronize(closing=True)
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -509,8 +517,10 @@ class StepLoop:
         """
         Record that this rank has gone back to its rank-local state of the end of `step`.
 
-        If copies of the other state of `step` are kept, the page must keep this rank-local state as
-        long as them. The page may not do so yet: it may be new, or the state may have been derived.
+        If copies of the rest of the state at the end of `step` are kept in host memory, the page
+        must keep this rank-local state as long as these copies. The page may not have kept it yet:
+        the page may be new, or the rank-local state may have been derived from the number of the
+        step.
         """
         self._present.step = -1
         if self._backs_up(step):
@@ -524,8 +534,9 @@ class StepLoop:
         """
         Let the adaptor copy the state at the end of `step` to host memory.
 
-        The page keeps the rank-local state of this step from now on, even if the copy fails: other
-        ranks may have a copy, and another process of this rank may need it.
+        From now on the page keeps the rank-local state of this step, even if the copy fails. If
+        other ranks have a copy, another process of this rank may fetch that copy, and needs the
+        rank-local state of the same step.
         """
         self.page.keep(step, self._present.closed, self.gate.backups())
         if self.hooks.backup is not None:
@@ -549,7 +560,8 @@ class StepLoop:
 
     def _stop_after_last(self) -> None:
         """
-        Leave the loop after its last step, if the loop itself does not know which step is the last.
+        Leave the loop after the last step that the settings allow (`last_step`). A loop over
+        `steps` is not left here, because `steps` itself ends after that step.
         """
         if not self._present.yields and 0 < self.settings.last_step <= self.gate.completed:
             raise _LastStep
@@ -579,9 +591,11 @@ class StepLoop:
 
     def _call(self, after: Sequence[AfterStep], step: int) -> None:
         """
-        Call the functions that are due after this step, once the gate admits this rank.
+        Call the functions that are due after this step, as soon as the gate allows it. The gate
+        makes this rank wait during an incident.
 
-        The calls count as one unit: either all of them have completed, or none.
+        The calls count as one unit: if an incident interrupts one of the functions, all of them are
+        called again.
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
@@ -599,7 +613,8 @@ class StepLoop:
 
     def _refusal(self, numbers: Numbers) -> UpdateRefused | None:
         """
-        Return the refusal of the update by an observer of this rank, or None.
+        Return the refusal of the update by an observer (an object of a plugin) of this rank, or
+        None if no observer refuses the update.
         """
         self._present.numbers = numbers
         refused_loss, self._present.refused_loss = self._present.refused_loss, ""
@@ -612,8 +627,9 @@ class StepLoop:
         self, barrier: Callable[..., bool | None], refusal: UpdateRefused | None
     ) -> bool:
         """
-        Return True if all ranks have finished the all-reduces of the step. `refusal` is the refusal
-        of this rank. Raises `UpdateRefused` if another rank refuses the update.
+        Wait at the barrier before an update window. Return True if all ranks have finished the
+        all-reduces of the step. `refusal` is the refusal of the update by this rank, or None.
+        Raises `UpdateRefused` if another rank refuses the update.
 
         If the barrier fails, it is unknown whether ranks with other shards can complete the step.
         Then this rank reports the fault, returns False, and must wait at the window for the
@@ -624,7 +640,9 @@ class StepLoop:
             refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             if refusal is not None:
-                return False  # no other rank has passed: the barrier needs this rank to agree
+                # this rank refuses the update, and no other rank has passed the barrier, because it
+                # needs the consent of this rank: so nothing needs to be reported
+                return False
             self.control.report(self.fault(error))
             self.gate.stand()
             return False
@@ -642,8 +660,8 @@ class StepLoop:
         """
         Wait until this rank may continue, and carry out orders meanwhile.
 
-        Returns False if the rank must leave the loop. With `window`, the rank waits at an update
-        window, else before the functions that are called after a step.
+        Returns False if the rank must leave the loop. If `window` is True, the rank waits at an
+        update window; if False, before the functions that are called after a step.
         """
         self.control.tell(self.gate.standing())
         while isinstance(word := self.gate.wait(window=window), Execute):

@@ -27,9 +27,9 @@ def main() -> None:
 
 def serve(adaptor: str, host: str, descriptor: int) -> None:
     """
-    Let the adaptor serve its rendezvous store at `host` until this process is killed, and write its
-    port to `descriptor`. Exit with an error message if the adaptor cannot be loaded, or if it ends
-    the store by itself.
+    Let the adaptor serve its rendezvous store at `host` until this process is killed, and write the
+    store's port to the file descriptor `descriptor`. Exit with an error message if the adaptor
+    cannot be loaded, or if the adaptor ends the store by itself.
     """
     name_process("tft-store")
 
