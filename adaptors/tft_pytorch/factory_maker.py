@@ -36,7 +36,7 @@ _PARTS = frozenset({"make", "data", "rng"})
 
 
 def adopt_make(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's own objects may have any type
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
 ) -> StateStore:
@@ -55,7 +55,7 @@ def adopt_make(
 
 def _check_make(
     parts: Mapping[str, Any], wrap: Callable[[], Any] | None
-) -> None:  # Any: the user's own objects, of any class
+) -> None:  # Any: the user's own objects may have any type
     unknown = sorted(parts.keys() - _PARTS)
     if unknown or wrap is not None:
         raise UsageError(

@@ -233,7 +233,7 @@ class _Seeded(Dataset[Any]):
     items of a batch.
     """
 
-    def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset, of any class
+    def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset may have any type
         self._dataset = dataset
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
@@ -274,7 +274,7 @@ def _check(loader: "DataLoader[Any]") -> None:
             )
 
 
-def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers of any class
+def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers may have any type
     """
     Return the samplers that decide the order of the batches.
     """

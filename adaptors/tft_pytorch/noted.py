@@ -25,7 +25,7 @@ class Settings:
 
     def __init__(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
-        self._scheduler: Any = None  # Any: user's own scheduler, of any class
+        self._scheduler: Any = None  # Any: the user's own scheduler may have any type
         self._groups: list[dict[str, Any]] | None = None
         self._scheduled: dict[str, Any] = {}
         self._tells = False
@@ -35,7 +35,7 @@ class Settings:
         """The keys of lists and dicts in the scheduler's state. They must be copied, because the
         scheduler may change them in place."""
 
-    # Any: `scheduler` is the user's own object, of any class
+    # Any: `scheduler` is the user's own object and may have any type
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
         """
         Note the settings of these optimizers and of `scheduler` (or None) from now on.

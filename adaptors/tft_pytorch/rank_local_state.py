@@ -52,7 +52,7 @@ class RankLocalState:
     def __init__(
         self,
         model: nn.Module,
-        data: Any,  # Any: the user's own data object, of any class
+        data: Any,  # Any: the user's own data object may have any type
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)

@@ -170,7 +170,7 @@ class _Draft:
         self.spans: dict[str, Span] = {}
         self.state: dict[str, Any] = {}  # Any: optimizers keep values of any type
         self.groups: list[dict[str, Any]] = []
-        self.others: dict[str, Any] = {}  # Any: states of objects of any class
+        self.others: dict[str, Any] = {}  # Any: these states may have any type
         self.layouts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
 
@@ -363,7 +363,7 @@ class Parts:
     def _fill_other(
         self,
         name: str,
-        other: Any,  # Any: the user's own object, of any class
+        other: Any,  # Any: the user's own object may have any type
         held: Sequence[ShardContent],
         known: Mapping[str, Tensor],
         spans: Mapping[str, Span],
@@ -390,7 +390,7 @@ class Parts:
         parts = [put_together(part.others[name], known) for part in held if name in part.others]
         other.load_state_dict(mapped(joined(parts, fresh), name, whole))
 
-    def _others(self) -> dict[str, Any]:  # Any: the user's own objects, of any class
+    def _others(self) -> dict[str, Any]:  # Any: the user's own objects may have any type
         scheduler = self.made.scheduler
         return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
 

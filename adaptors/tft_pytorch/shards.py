@@ -48,7 +48,7 @@ class Shard:
         *,
         holders: tuple[int, ...] = (),
         belongs: Callable[[str], bool] = lambda name: True,
-        others: Mapping[str, Any] = MappingProxyType({}),  # Any: objects of any class
+        others: Mapping[str, Any] = MappingProxyType({}),  # Any: the objects may have any type
         wrappers: Wrappers | None = None,
     ) -> None:
         """
@@ -239,7 +239,7 @@ class Shard:
 def shards_of(
     model: nn.Module,
     optimizer: Optimizer,
-    others: Mapping[str, Any],  # Any: objects of any class
+    others: Mapping[str, Any],  # Any: the objects may have any type
     wrappers: Wrappers,
 ) -> list[Shard]:
     """

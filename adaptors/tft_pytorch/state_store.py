@@ -146,7 +146,7 @@ class StateStore:
     The training state of this process: the hooks of the adaptor call its methods.
     """
 
-    # Any: `data` is the user's own object, of any class
+    # Any: `data` is the user's own object and may have any type
     def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:
         """
         Watch the objects of `maker`, if they exist already.
@@ -576,7 +576,7 @@ class StateStore:
             raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
 
 
-def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects, of any class
+def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects may have any type
     """
     Return the scheduler, if there is one, and the user's other objects, by name.
     """
