@@ -45,14 +45,14 @@ _ENVIRONMENT = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "HCCL_ASYNC_ERROR_HANDLING": "0",
 }
-"""The values of environment variables of nccl and hccl with which a process survives the fault of
-another rank. With the default values, a watchdog of nccl or hccl ends the process as soon as it
-sees an error of a communicator."""
+"""Environment variables of nccl and hccl. With these values a process survives the fault of another
+rank. With the default values, a watchdog of nccl or hccl ends the process as soon as it sees an
+error of a communicator."""
 
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 """The environment variable that makes gloo connect two ranks only when they first send something to
-each other. Without this variable, every gloo group that exists beside a group of devices would
+each other. Without this variable, every gloo group that accompanies a group of nccl or hccl would
 connect each rank with all other ranks, in each incident."""
 
 
@@ -66,7 +66,7 @@ class Devices:
     """The kind of device by torch's name, such as `cuda` or `npu`. It is `cpu` if all parameters
     and buffers are on the CPU."""
     places: tuple[torch.device, ...] = (torch.device(_CPU),)
-    """The devices of this kind, by index."""
+    """The devices of this kind, in the order of their indices."""
 
     @property
     def backend(self) -> str:
@@ -78,7 +78,8 @@ class Devices:
     @property
     def asynchronous(self) -> bool:
         """
-        True if a call returns before the device has done its work. False for the CPU with gloo.
+        True if a call of torch returns before the device has done the work of the call. False for
+        the CPU with gloo.
         """
         return self.kind != _CPU or self.backend != _GLOO
 
@@ -120,16 +121,17 @@ class Devices:
 
     def generators(self) -> list[bytes]:
         """
-        Return the state of each device's random generator, by the index of the device. The CPU's
-        generator is not among them.
+        Return the states of the devices' random generators, in the order of the device indices. The
+        state of the CPU's generator is not in the list.
         """
         return [self._module.get_rng_state(place).numpy().tobytes() for place in self._elsewhere]
 
     def restore_generators(self, states: Iterable[bytes]) -> None:
         """
-        Restore the states that `generators` has returned, here or on another rank.
+        Restore the states of random generators that the method `generators` has returned, on this
+        rank or on another rank.
 
-        Raises `OrderRefused` if the number of devices differs.
+        Raises `OrderRefused` if `states` comes from a rank with another number of devices.
         """
         kept = list(states)
         if len(kept) != len(self._elsewhere):
@@ -175,7 +177,7 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
 def unusable(kind: str) -> str:
     """
     Return why tft cannot recover tensors on this kind of device, as a sentence without its subject.
-    Return an empty text if tft can recover them.
+    Return an empty text if tft can recover such tensors.
     """
     if kind == _CPU:
         return ""
@@ -251,8 +253,11 @@ def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> N
 
 def copier(flat: Tensor) -> Callable[[int, memoryview], Callable[[], None]]:
     """
-    Return the function `copy` that a `DeviceBuffer` needs for the tensor `flat`, which has bytes as
-    elements and one dimension.
+    Return the function `copy` of a `DeviceBuffer`, which is a buffer whose content is on a device.
+    The tensor `flat` has this content: it has one dimension, and its elements are bytes.
+
+    `copy` begins to copy bytes of `flat`, from an offset on, into host memory. It returns a
+    function that waits until they are copied.
     """
 
     def copy(offset: int, into: memoryview) -> Callable[[], None]:
@@ -366,7 +371,7 @@ def _discard(devices: Devices) -> None:
 def within(limit: float, call: Callable[[], None]) -> bool:
     """
     Call `call` on a new thread, and return whether it has returned within `limit` seconds. If
-    `call` raises an exception in this time, raise that exception.
+    `call` raises an exception within this time, raise the same exception.
     """
     errors: list[Exception] = []
 
@@ -417,7 +422,7 @@ def reported_error(devices: Devices) -> str:
 
 def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: no common base class
     """
-    Return the backend of a group for the devices. A group that is written in Python has no separate
-    backends: then return the group itself.
+    Return the backend of a group for the devices. A group whose class is written in Python has no
+    separate backends. For such a group, return the group itself.
     """
     return group if type(group) is not dist.ProcessGroup else group._get_backend(devices.places[0])

@@ -72,8 +72,8 @@ class ExtraStates:
         Return None and 0 if no module has an extra state.
 
         Pass `closing=True` when a step is complete: `rewind` then restores the state of this call.
-        Raises `UsageError` for an extra state that cannot be kept, or if all together exceed
-        `LIMIT` bytes.
+        Raises `UsageError` for an extra state that cannot be kept, or if all extra states together
+        exceed `LIMIT` bytes.
         """
         if not self._modules:
             return None, 0

@@ -85,8 +85,8 @@ class FactoryMaker:
         self.column: Holders = ()
         self._shards: dict[str, Holders] = {}
         self._tried: dict[str, ShardContent] = {}
-        """The tensors of each shard as the trial in `learn` has found them: with the right names,
-        types and shapes, but without memory."""
+        """The content of each shard as the trial call of the factory in `learn` has shown it. Its
+        tensors have the right names, types and shapes, but no memory."""
         self._watch: RemovableHandle | None = None
 
     @property
@@ -101,7 +101,7 @@ class FactoryMaker:
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
         Call the user's factory once as a trial, over process groups that send nothing. Then free
-        the objects.
+        the objects that the factory has made.
 
         The trial shows which ranks hold which part of each tensor. The content of the tensors is
         wrong, because nothing that the factory sends between ranks arrives.
@@ -182,8 +182,8 @@ class FactoryMaker:
 
 def _free() -> None:
     """
-    Free objects that refer only to each other, such as modules and their hooks, and the process
-    groups to which they refer.
+    Free objects that refer only to each other, such as modules and their hooks. Also free the
+    process groups to which only such objects refer.
 
     This must happen before new groups are formed. Otherwise an old process group could be torn down
     after the new group is formed.

@@ -18,8 +18,8 @@ _NONE, _DENSE, _SPARSE = 0, 1, 2
 _EVERY_ONE = 4
 """The number of steps, from the first one on, at whose ends the gradients are always inspected."""
 _FURTHER = 16
-"""Later the gradients are inspected only once in this many steps, because a script handles its
-gradients in the same way in all steps."""
+"""After the first `_EVERY_ONE` steps, the gradients are inspected only once in this many steps,
+because a script handles its gradients in the same way in all steps."""
 
 
 class Gradients:
@@ -40,7 +40,8 @@ class Gradients:
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        From now on note which of `parameters` have a gradient, in this order.
+        From now on note which of `parameters` have a gradient. The notes are in the order of
+        `parameters`.
         """
         self._parameters = list(parameters)
         self._open = []
@@ -55,7 +56,8 @@ class Gradients:
 
     def ended(self) -> bytes | None:
         """
-        Note that a step has ended, in a loop that marks the end of its steps. Return `noted`.
+        Note that a step has ended. Called only for a training loop that marks the end of its steps.
+        Return the property `noted`, the kinds of gradients.
 
         Not every step is inspected: only the first four, then every 16th. A further step is
         inspected if a gradient has appeared that the last inspection missed, while other parameters
@@ -73,8 +75,8 @@ class Gradients:
     def put_back(self, noted: object) -> None:
         """
         Set the gradients for the beginning of the next step. `noted` is a result of the property
-        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient then,
-        else None.
+        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient when
+        `noted` was made, else None.
 
         The present gradients are always dropped, because the backward may have been interrupted
         while it added to them. Raises `MalformedMessage` if `noted` cannot be read.

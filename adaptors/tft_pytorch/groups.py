@@ -1,6 +1,7 @@
 """
-The process groups of this process. This module forms them under a new name, interrupts their
-collectives from another thread, and frees them completely.
+Manages the process groups of this process. At the start and after every incident, this module forms
+the groups under a new name. It interrupts the collectives of the groups from another thread, and
+frees the groups completely.
 """
 
 import sys
@@ -42,18 +43,18 @@ interrupted. So attempts are short, and the code checks between two attempts whe
 called."""
 
 _FREEING = 0.05
-"""The time in seconds in which groups are freed, which usually takes 10 ms. `_FREEING_MORE` seconds
-are added for each group."""
+"""The time in seconds for which `_Freeing.wait` waits until the old groups are freed.
+`_FREEING_MORE` seconds are added for each group. To free the groups usually takes 10 ms."""
 
 _FREEING_MORE = 0.005
 
 _FEW = 32
-"""The most ranks that use an all-reduce as their barrier. It was measured with 2 to 16 ranks on two
-cores: an all-reduce takes 0.4 to 1.0 times as long as a barrier."""
+"""The most ranks that use an all-reduce as their barrier. In measurements with 2 to 16 ranks on two
+cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
-"""Seconds between two cuts of all connections while a group is being formed, because new
-connections are made all the time."""
+"""If a group that is being formed is given up, its connections are cut again and again, because new
+connections are made all the time. This is the number of seconds between two cuts."""
 
 
 class Groups:
@@ -76,8 +77,9 @@ class Groups:
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous
         device. None otherwise: the barrier then uses the default group."""
         self._stopped = False
-        """True if `quiesce` was called since the groups were formed. It is set before anything is
-        aborted, because on a device an aborted collective looks like a complete one."""
+        """True if `quiesce` was called since the groups were formed. The flag is set before any
+        group is aborted, because on a device an aborted collective looks like a complete
+        collective."""
         self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
         """The number of collectives of each group, and of messages of this process, that had begun
         at the last successful call of `synchronize`. All of them were complete then."""
@@ -145,7 +147,8 @@ class Groups:
         more: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Join the process group `name` at the store. Return when all ranks have joined.
+        Join the process group `name` at the rendezvous store at `host` and `port`. Return when all
+        ranks have joined.
 
         Then call `more`, which forms further groups among these ranks. Raises `OrderRefused` if
         `quiesce` is called before the group is formed.
@@ -191,7 +194,7 @@ class Groups:
             device.tell_unseen(devices)
         # Each attempt to form a group increments this counter, even if the attempt fails. The
         # counter is part of the keys by which ranks find each other, so it must be equal on all
-        # ranks. So reset it.
+        # ranks. So reset the counter.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             devices.backends,
@@ -250,11 +253,11 @@ class Groups:
         Abort the groups of the devices on another thread, because an abort takes time. Cut gloo's
         connections afterwards.
 
-        If the connections were cut before the abort, those of the devices' groups would be cut too.
-        Other ranks would then see errors in collectives that they could still complete.
+        If the connections were cut before the abort, the connections of the devices' groups would
+        be cut too. Other ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
-            if self._spared is not spared:  # newer groups exist, which must not be aborted
+            if self._spared is not spared:  # groups were formed since: do not abort them
                 return
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
@@ -312,7 +315,7 @@ class Groups:
                 self._meeting = None
             self._begun = None
             self._freeing = _Freeing(groups)
-        sys.excepthook = self._excepthook  # torch wraps it once for each default group
+        sys.excepthook = self._excepthook  # torch wraps the hook once for each default group
 
 
 def _drop_unfinished_backward() -> None:
@@ -321,9 +324,9 @@ def _drop_unfinished_backward() -> None:
 
     A backward that ends with an exception leaves its remaining work in the queue of its thread. The
     work refers to many objects, for example to a function of the user that refers to a process
-    group. torch drops the queue when the next backward begins. If this happened later, it could
-    free a group on the training thread, which would wait for the group's destructor. Now torch
-    itself still refers to the group, so dropping the queue does not free the group.
+    group. torch drops the queue when the next backward begins. If torch dropped the queue later,
+    this could free a group on the training thread, which would wait for the group's destructor. Now
+    torch itself still refers to the group, so dropping the queue does not free the group.
     """
     with torch.enable_grad():
         # on the CPU: the script may have set another default device
@@ -356,7 +359,8 @@ class _Freeing:
 
     def wait(self) -> None:
         """
-        Wait until the groups are freed, but not longer than `_FREEING` seconds after the beginning.
+        Wait until the groups are freed. Give up `_FREEING` seconds after `__init__` was called,
+        plus `_FREEING_MORE` seconds for each group.
         """
         for thread in self._threads:
             thread.join(max(0.0, self._until - monotonic()))

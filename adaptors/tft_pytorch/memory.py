@@ -39,8 +39,8 @@ class Room:
 
     def keep(self) -> None:
         """
-        Copy the arrived bytes into the tensor, if they were not written into its own memory. Called
-        when all bytes have arrived.
+        Copy the arrived bytes into the tensor, if the bytes were not written into the tensor's own
+        memory. Called when all bytes have arrived.
         """
         if self.staging is not None:
             with torch.no_grad():
@@ -89,7 +89,8 @@ def in_place(tensor: torch.Tensor) -> bool:
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
     """
-    Return the memory of a tensor that is `in_place`, as bytes. The view keeps the memory alive.
+    Return a view of a tensor's memory as bytes. `in_place` must be True for the tensor. The view
+    keeps the memory alive.
     """
     flat = tensor.detach()
     if flat.dtype in _NUMPY_HAS:  # numpy makes a view of an array in half the time that torch needs

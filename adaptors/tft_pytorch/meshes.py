@@ -1,11 +1,11 @@
 """
-Empties the caches in which torch remembers device meshes.
+Empties the caches in which torch keeps results for device meshes.
 
 A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches results
 for distributed tensors by mesh, and these results refer to process groups. A mesh that is made
-after an incident equals the old mesh, so torch would use the old results for it. The collectives of
-tensor parallelism would then use groups that no longer exist. After the trial in
-`factory_maker.py`, they would use groups that send nothing.
+after an incident equals the old mesh, so torch would use the old results for the new mesh. The
+collectives of tensor parallelism would then use groups that no longer exist. After the trial call
+of the user's factory (see `factory_maker.py`), the collectives would use groups that send nothing.
 """
 
 import functools

@@ -32,8 +32,8 @@ class Settings:
         """True if the scheduler's state can be read from its attributes, which is faster than a
         call of its `state_dict`."""
         self._containers: list[str] = []
-        """The keys of lists and dicts in the scheduler's state. They must be copied, because the
-        scheduler may change them in place."""
+        """The keys of lists and dicts in the scheduler's state. These lists and dicts must be
+        copied, because the scheduler may change them in place."""
 
     # Any: `scheduler` is the user's own object and may have any type
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:

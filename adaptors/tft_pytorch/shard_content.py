@@ -29,14 +29,17 @@ class ShardContent:
     """
 
     form: int
-    """The version of the description. A description of another version is refused."""
+    """The version of the format of the shard's description. A description of another version is
+    refused."""
     tensors: dict[str, Tensor]
     """This rank's tensors, or parts of tensors, by name, in the order in which they are moved."""
     optimizer: Plain
     others: dict[str, Plain]
-    """The shard's part of the scheduler and similar objects, by name."""
+    """The shard's part of the state of the scheduler and similar objects, as plain values by the
+    name of the object."""
     layouts: Any = None  # Any: plain values from `Wrappers.layouts`
-    """The bucket layouts of the DDPs whose parameters are in the shard."""
+    """The bucket layouts of the DDPs whose parameters are in the shard. A bucket layout says which
+    gradients a DDP reduces together."""
     groups: list[list[str]] | None = None
     """The names of the parameters in each parameter group; None if the description has no such
     list."""
@@ -62,8 +65,8 @@ class ShardContent:
 
     def payload(self) -> ShardPayload:
         """
-        Return the content in the form in which it is sent to another rank. The buffers are the
-        tensors' own memory where possible, else copies.
+        Return the content of the shard in the form in which it is sent to another rank. The buffers
+        are the tensors' own memory where possible, else copies.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -72,7 +75,8 @@ class ShardContent:
 
     def bare(self) -> "ShardContent":
         """
-        Return a copy whose tensors have no content: they are on torch's meta device.
+        Return a copy of this `ShardContent` whose tensors have no content: they are on torch's meta
+        device.
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
