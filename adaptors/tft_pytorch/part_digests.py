@@ -91,7 +91,7 @@ def _place(tensor: Tensor) -> int:
     Return a number that stands for the memory from which the content of the tensor is read. If the
     content is read from other memory later, the number is another.
     """
-    # # a tensor that is not contiguous is read from a copy, and each copy is in other memory
+    # a tensor that is not contiguous is read from a copy, and each copy is in other memory
     return tensor.data_ptr() if tensor.is_contiguous() else next(_COPIES)
 
 

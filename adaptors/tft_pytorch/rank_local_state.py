@@ -220,7 +220,7 @@ class RankLocalState:
             raise MalformedMessage("the rank-local state was not captured by the adaptor pytorch")
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
-            # # In this call of `state_dict` a StatefulDataLoader makes its iterator, and draws
+            # In this call of `state_dict` a StatefulDataLoader makes its iterator, and draws
             # random numbers for the iterator. So the generators are restored after this call.
             self._data.state_dict()
         self._put_random_back(state)

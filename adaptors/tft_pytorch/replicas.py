@@ -225,8 +225,8 @@ class ReplicaOptimizer(Optimizer):
 
     def taken(self) -> None:
         """
-        Note that this rank's share now comes from another rank or a checkpoint. Set each owned
-        16-bit parameter to the rounded value of its master.
+        Note that this rank's share now comes from another rank or a checkpoint. Set each 16-bit
+        parameter that this rank owns to the rounded value of its master (32-bit copy).
 
         From now on the masters are never made from the parameters.
         """
@@ -267,8 +267,9 @@ class ReplicaOptimizer(Optimizer):
         Form the replica groups within the default group, and copy each parameter from its owner to
         the other ranks. All ranks call this method at the same time.
 
-        The owned 16-bit parameters are first rounded from their masters. Before the first step they
-        are not rounded: then the method `settled` copies the parameters into the masters.
+        The 16-bit parameters that a rank owns are first rounded from their masters (32-bit copies).
+        Before the first step they are not rounded: then the method `settled` copies the parameters
+        into the masters.
         """
         if not self._fresh:
             self.refresh()

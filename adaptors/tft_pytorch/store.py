@@ -28,8 +28,8 @@ def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
     Serve the rendezvous store at `host` only, until this process ends.
 
-    `opened` is called with the port on which the store listens. Raises `AddressTaken` if the store
-    cannot listen at `host` and `port`.
+    The function `opened` is called with the port on which the store listens. Raises `AddressTaken`
+    if the store cannot listen at `host` and `port`.
     """
     try:
         listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)

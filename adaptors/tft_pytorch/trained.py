@@ -1,9 +1,9 @@
 """
 Checks that the set of trained parameters (`requires_grad`) does not change during training.
 
-A wrapper such as DDP is built for the trained parameters. After an incident it is built again. A
-replacement process then has the trained parameters with which the script begins. So the set of
-trained parameters must stay the same during the whole training.
+A wrapper such as DDP is built for the trained parameters. After an incident the wrapper is built
+again. A replacement process then has the trained parameters with which the script begins. So the
+set of trained parameters must stay the same during the whole training.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ _FLAG = attrgetter("requires_grad")
 
 class Trained:
     """
-    Notes which parameters of a model are trained, and checks that this does not change.
+    Notes which parameters of a model are trained, and checks that the set of trained parameters
+    does not change.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Trained:
 
     def put_back(self) -> None:
         """
-        Set `requires_grad` of all parameters to the noted values.
+        Set `requires_grad` of all parameters to the values that `watch` has noted.
 
         This is needed if a script changes `requires_grad` for a part of a step, and was interrupted
         in that part.
