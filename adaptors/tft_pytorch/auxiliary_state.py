@@ -20,8 +20,8 @@ from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 _TAKEN = frozenset(
     {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
 )
-"""Names that a user's object cannot have, because checkpoints and digests use them for other parts
-of the state."""
+"""Names that a user's object cannot have, because checkpoints and digests use these names for other
+parts of the state."""
 
 State = Any
 """The value that the `state_dict` method of an object returns. The type is Any, because each class
@@ -34,7 +34,7 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
 
     The names in `others` must be usable. All objects in `others` and `beside` must have
     `state_dict` and `load_state_dict`. `beside` has the objects with fixed names, such as the
-    scheduler; they may be None. Raises `UsageError` if a check fails.
+    scheduler. These objects may be None. Raises `UsageError` if a check fails.
     """
     if not isinstance(others, Mapping):
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
@@ -56,11 +56,11 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
 
 def forget_stages(others: Mapping[str, Any]) -> None:  # Any: the objects may have any type
     """
-    Clear, in each `GradScaler`, its record of how far each optimizer has come in the present step.
+    Clear each `GradScaler`'s record of how far each optimizer has come in the present step.
     Otherwise the `GradScaler` raises an exception when the same step begins again.
 
-    The record is not in the `state_dict` of the `GradScaler`. It is empty whenever a step is
-    complete.
+    The record is not in the `state_dict` of the `GradScaler`. The record is empty whenever a step
+    is complete.
     """
     for other in others.values():
         if isinstance(other, GradScaler) and other.is_enabled():
@@ -81,7 +81,8 @@ def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, Stat
 
     - A distributed tensor goes to a shard whose holders all have the same part of the tensor.
     - Any other tensor goes to a shard whose holders all have the same part of the whole model.
-    - Single numbers, and values that are not tensors, go to the shard with the most holders.
+    - Tensors that are single numbers, and values that are not tensors, go to the shard with the
+      most holders.
 
     Raises `UsageError` for a tensor for which no shard fits.
     """
@@ -159,7 +160,7 @@ def mapped(state: State, name: str, change: Callable[[str, Tensor], object]) -> 
     Return `state` with every tensor replaced by the result of `change(name, tensor)`.
 
     The argument `name` is the name of the whole `state`. The keys on the way to a tensor are
-    appended to it, as in `name.key`.
+    appended to this name, as in `name.key`.
     """
     if isinstance(state, Tensor):
         return change(name, state)

@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 _ENDING = 60.0
 """The most seconds that the process waits, at its end, for a copy that is still being made. The
-process waits because it may crash if it ends during a copy. The wait is limited because a copy from
-a device that hangs never ends."""
+process waits because a process that ends during a copy may crash. The wait is limited because a
+copy from a device that hangs never ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,8 @@ class _Making:
         """
         Copy the tensors in `left`. Then put the complete copy into its slot.
 
-        If this fails, or if a tensor was changed meanwhile, log a warning and leave the slot empty.
+        If the copying fails, or if a tensor was changed meanwhile, log a warning and leave the slot
+        empty.
         """
         step = self.copy.step
         try:
@@ -216,7 +217,8 @@ class Backups:
 
     def drop_after(self, step: int) -> None:
         """
-        Drop the copies of steps later than `step`. Their memory is kept for later copies.
+        Drop the copies of steps later than `step`. The memory of these copies is kept for later
+        copies.
         """
         self.wait()
         for slot in self._slots:
@@ -248,8 +250,8 @@ class Backups:
 
         `shards` are the names of this rank's shards. `room` takes the name and the description of a
         shard, and returns the tensors for its content. `settle` makes the user's objects use these
-        tensors. Raises `OrderRefused` if there is no copy of `step`, or if it does not fit the
-        user's objects.
+        tensors. Raises `OrderRefused` if there is no copy of `step`, or if the copy does not fit
+        the user's objects.
         """
         self.wait()
         copies = self._copy(step).shards

@@ -1,6 +1,6 @@
 """
-Records the inputs of the model and the loss of each training step, so that digests of them can be
-compared.
+Records the inputs of the model and the loss of each training step, so that digests of the inputs
+and the loss can be compared.
 
 torch has hooks for the modules of one model, but a script may compute its loss in other modules and
 functions. So this module replaces `nn.Module.__call__` and `torch.autograd.backward` when the
@@ -62,8 +62,8 @@ def watch_batches(seen: Seen) -> None:
 
 def _tensors(tree: object) -> list[Tensor]:
     """
-    Return those tensors in the arguments of a model's call that are its input data: tensors that
-    need no gradient.
+    Return the tensors in `tree`, the arguments of a call of a model, that are input data. Tensors
+    that need a gradient do not count as input data.
     """
     if isinstance(tree, Tensor):
         return [] if tree.requires_grad else [tree]

@@ -3,7 +3,7 @@ Restores the buckets of DDP when tft builds a new DDP after an incident. A bucke
 gradients that DDP reduces together.
 
 A new DDP puts the parameters into buckets before it knows in which order their gradients come.
-After its first backward it sorts the parameters into other buckets, by that order, and never
+After its first backward, the DDP sorts the parameters into other buckets by that order. It never
 changes these buckets again. gloo's results depend on the place of a number in its bucket. So a new
 wrapper must get the bucket layout of the wrapper that it replaces. Otherwise the first gradients
 after an incident differ in their last bits.
@@ -36,10 +36,11 @@ class BucketLayout:
     """
 
     order: tuple[int, ...]
-    """The indices of the trained parameters, in the order in which they fill the buckets."""
+    """The indices of the trained parameters, in the order in which these parameters fill the
+    buckets."""
     buckets: tuple[tuple[int, ...], ...] | None
-    """The buckets, each as a list of parameter indices. None if the DDP has finished its first
-    backward, and sorts its buckets at the next forward."""
+    """The buckets, each as a list of parameter indices. None if the DDP has finished only its first
+    backward. Such a DDP sorts its buckets at the next forward."""
 
 
 class Wrappers:
@@ -63,7 +64,7 @@ class Wrappers:
     def settle(self, built: object) -> None:
         """
         Find the DDPs in `built`, the wrapper or model that the user's function has made. Give each
-        DDP the bucket layout of the earlier DDP that it replaces, if there was one.
+        DDP the bucket layout of the earlier DDP that it replaces, if there was an earlier DDP.
 
         All ranks must call this method at the same time, because DDP compares the layouts of all
         ranks in two small broadcasts. Raises `UsageError` for a DDP whose gradient reduction tft
@@ -92,7 +93,7 @@ class Wrappers:
         complete.
 
         A call costs 10 us for each DDP until the layout of the DDP is final, which is after the
-        second step. Then it costs nothing.
+        second step. Then a call costs next to nothing.
         """
         for index, ddp in enumerate(self._wrappers):
             if self._layouts is not None and not _decided(self._layouts[index]):
@@ -102,7 +103,7 @@ class Wrappers:
         """
         Drop the references to the DDPs, and remove their hooks on the parameters at once.
 
-        Otherwise a DDP that the user still refers to would act in the next backward.
+        Otherwise a DDP that the user still refers to would start all-reduces in the next backward.
         """
         for watch in self._watches:
             watch.remove()
@@ -181,8 +182,8 @@ def _watch(
 ) -> tuple[RemovableHandle, ...]:
     """
     Arrange that `contributing` is called in every step, before the last bucket of gradients is
-    all-reduced. If `early` is True, call it at the end of the forward, too. Return handles, whose
-    `remove` stops these calls.
+    all-reduced. If `early` is True, call `contributing` at the end of the forward, too. Return
+    handles, whose `remove` stops these calls.
 
     Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
     ready before the last all-reduce. In two cases only a hook at the end of the forward calls

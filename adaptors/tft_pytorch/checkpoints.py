@@ -89,7 +89,8 @@ def load(
     directory: Path, shard: str, room: Callable[[bytes], Mapping[str, Tensor]]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Load a shard that `write` wrote. Return the description of the shard and its tensors.
+    Load a shard that `write` wrote. Return the packed description of the shard, and the shard's
+    tensors by name.
 
     `room` is a function that takes the description and returns the tensors into which the content
     is loaded. Raises `CheckpointCorrupt` if the files cannot be read.
@@ -104,8 +105,9 @@ def load(
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Join the metadata of the shards among `files` into the metadata of one checkpoint, and write it
-    under `directory`. Return the names of the written files, relative to `directory`.
+    Join the metadata of the shards among `files` into the metadata of one checkpoint, and write the
+    joined metadata into `directory`. Return the names of the written files, relative to
+    `directory`.
 
     Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if the
     metadata or the description of a shard cannot be read.
@@ -154,7 +156,7 @@ def placed(
     is the metadata and `index` the index of the part. Return the metadata and the index in the form
     that torch uses for a chunk of the whole tensor.
 
-    `whole` is the shape of the whole tensor, `at` the offset of the part in it.
+    `whole` is the shape of the whole tensor, `at` the offset of the part in the whole tensor.
     """
     chunk = ChunkStorageMetadata(offsets=torch.Size(at), sizes=known.size)
     placed = TensorStorageMetadata(
@@ -211,10 +213,10 @@ def writing(what: str) -> Iterator[None]:
     """
     Turn torch's exception about a failed write into an ordinary exception.
 
-    torch's `CheckpointException` is not a subclass of `Exception`, so `except Exception` would not
-    catch it and it would end the thread. The message of the ordinary exception has neither the
-    traceback nor the position in the file, so that equal failures have equal messages. The log has
-    the traceback and the position.
+    torch's `CheckpointException` is not a subclass of `Exception`. So `except Exception` does not
+    catch it, and the thread that raises it would end. The message of the ordinary exception has
+    neither the traceback nor the position in the file, so that equal failures have equal messages.
+    The log has the traceback and the position.
 
     Raises `OSError` if the system reported an error, else `RuntimeError`.
     """

@@ -4,11 +4,13 @@ than the CPU.
 
 CUDA, Ascend NPU and XPU compute asynchronously: a call puts work into a queue of the device (a
 stream) and returns before the device has done the work. A collective on such a device raises no
-error when it is aborted. The device treats the collective as complete, but its result is wrong.
+error when it is aborted. The device treats the collective as complete, but the result of the
+collective is wrong.
 
 torch has the same functions for each kind of device (`torch.get_device_module`), and knows the
 collective backend of each kind: nccl, hccl or xccl (`get_default_backend_for_device`). A package
-such as torch_npu adds both for its device. So a new kind of device needs no code here.
+such as torch_npu adds the functions and the backend for its device. So a new kind of device needs
+no code here.
 """
 
 import os
@@ -33,8 +35,8 @@ _CPU = "cpu"
 _GLOO = "gloo"
 
 ABORT_LIMIT = 10.0
-"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. It
-can hang, and then the process must be replaced."""
+"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. An
+abort can also hang, and then the process must be replaced."""
 
 _ANSWER = 0.1
 """Seconds within which a device must answer whether it has work to do. A device that does not
@@ -207,8 +209,8 @@ def host_memory(place: torch.device, size: int) -> memoryview:
     """
     Return writable host memory of `size` bytes, to which the device `place` copies fast.
 
-    If `place` is not the CPU, the memory is pinned. It is allocated while `place` is the current
-    device: otherwise each process would open a context on the first device of the node.
+    If `place` is not the CPU, the memory is pinned. The pinned memory is allocated while `place` is
+    the current device: otherwise each process would open a context on the first device of the node.
     """
     if place.type == _CPU:
         return memoryview(bytearray(size))
@@ -218,7 +220,7 @@ def host_memory(place: torch.device, size: int) -> memoryview:
 def host_tensor(like: Tensor) -> Tensor:
     """
     Return a contiguous tensor in host memory with the type and shape of `like`, to which the device
-    of `like` copies fast. Its content is undefined.
+    of `like` copies fast. The content of the new tensor is undefined.
     """
     if like.device.type == _CPU:
         return torch.empty(like.shape, dtype=like.dtype, device=_CPU)
@@ -235,9 +237,9 @@ def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> N
     For each pair in `copies`, copy the first tensor into the second, which is in host memory.
     Return when all copies are complete. Can be called on any thread.
 
-    Copies from a device use separate streams, so that they do not wait for work that the training
-    thread puts into its own streams meanwhile. Before the call, the devices must have done all work
-    on which the content of the tensors depends.
+    Copies from a device use separate streams, so that the copies do not wait for work that the
+    training thread puts into its own streams meanwhile. Before the call, the devices must have done
+    all work on which the content of the tensors depends.
     """
     pairs = list(copies)
     if not pairs:
@@ -282,7 +284,7 @@ def prepare_environment(devices: Devices) -> None:
     Set the environment variables with which a process on an asynchronous device survives the faults
     of other ranks. Must be called before the first group is formed.
 
-    A variable that the user has set to another value stays, and a warning names it.
+    A variable that the user has set to another value stays, and a warning names the variable.
     """
     if not devices.asynchronous:
         return
@@ -323,8 +325,8 @@ def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
     Abort the groups `aborted`, in this order. Return when all of them are aborted, which may take
     seconds.
 
-    With NCCL the aborts must be inside one NCCL group call. Otherwise they can wait for each other
-    (torch's issue 119797).
+    With NCCL the aborts must be inside one NCCL group call. Otherwise the aborts can wait for each
+    other (torch's issue 119797).
     """
     with _group_call(devices):
         for group in aborted:
@@ -351,7 +353,7 @@ def _group_call(devices: Devices) -> Iterator[None]:
 def discard(devices: Devices) -> None:
     """
     Abort all process groups, and remove them from torch's tables. No group is shut down in the
-    ordinary way, because that would wait for collectives that never complete.
+    ordinary way, because an ordinary shutdown would wait for collectives that never complete.
 
     Raises `OrderRefused` if the abort takes longer than `ABORT_LIMIT`.
     """
@@ -370,7 +372,7 @@ def _discard(devices: Devices) -> None:
 
 def within(limit: float, call: Callable[[], None]) -> bool:
     """
-    Call `call` on a new thread, and return whether it has returned within `limit` seconds. If
+    Call `call` on a new thread, and return whether `call` has returned within `limit` seconds. If
     `call` raises an exception within this time, raise the same exception.
     """
     errors: list[Exception] = []

@@ -1,6 +1,6 @@
 """
-Extra states of modules: values other than parameters and buffers that a module returns from
-`get_extra_state`, such as counters or the scales of 8-bit numbers.
+Keeps the extra states of modules. An extra state has values other than parameters and buffers that
+a module returns from `get_extra_state`, such as counters or the scales of 8-bit numbers.
 
 An extra state usually changes in the forward pass, so it is part of the rank-local state.
 """
@@ -18,8 +18,8 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, Plain, put_together
 
 LIMIT = 128 * 1024
-"""The most bytes that the extra states of all modules together may have, because they are copied at
-every step. This is half of the space for the rank-local state."""
+"""The most bytes that the extra states of all modules together may have. There is a limit because
+extra states are copied at every step. The limit is half of the space for the rank-local state."""
 SUFFIX = "_extra_state"
 """torch's own name for an extra state in a `state_dict`."""
 
@@ -56,7 +56,8 @@ class ExtraStates:
 
     def let_go(self) -> None:
         """
-        Drop the references to the modules of the model, because they may refer to process groups.
+        Drop the references to the modules of the model, because the modules may refer to process
+        groups.
         """
         self._modules = {}
 

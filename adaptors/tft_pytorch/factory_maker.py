@@ -5,7 +5,7 @@ device mesh, or cut into pipeline stages.
 
 The user's factory `make` makes the objects at the start, and again after every incident. Between
 two calls of `make`, this module keeps the tensors of this rank without references to process
-groups. Then it puts the tensors into the new objects.
+groups. After a new call of `make`, this module puts the tensors into the new objects.
 """
 
 import gc
@@ -185,8 +185,8 @@ def _free() -> None:
     Free objects that refer only to each other, such as modules and their hooks. Also free the
     process groups to which only such objects refer.
 
-    This must happen before new groups are formed. Otherwise an old process group could be torn down
-    after the new group is formed.
+    These objects and groups must be freed before new groups are formed. Otherwise an old process
+    group could be torn down after the new group is formed.
     """
     meshes.forget()
     gc.collect()

@@ -47,8 +47,8 @@ def waiting(frame: FrameType) -> bool:
     """
     Return whether a thread with this innermost Python frame may be waiting for other ranks.
 
-    A user's hook that runs inside the backward has a frame of its own, so it does not count as
-    waiting.
+    A user's hook that runs inside the backward has a frame of its own, so such a hook does not
+    count as waiting.
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:

@@ -61,17 +61,17 @@ class RunningBuffers:
         self._begun = False
         self._settled: dict[str, object] | None = None
         self._still: dict[int, Tensor | None] | None = None
-        """Copies, in host memory, of the buffers that have never moved. Any of them may change for
-        the first time in a step that is interrupted and computed again. None if nothing is copied
-        yet."""
+        """Copies, in host memory, of the buffers that have never moved. Any of these buffers may
+        change for the first time in a step that is interrupted and computed again. None if nothing
+        is copied yet."""
         self.watch(model)
 
     def watch(self, model: nn.Module) -> None:
         """
         Watch the buffers of `model` from now on.
 
-        If `model` replaces an earlier model, it must have the same buffers in the same order. A
-        buffer that moved in the earlier model then counts as moving in `model`.
+        If `model` replaces an earlier model, `model` must have the same buffers in the same order.
+        A buffer that moved in the earlier model then counts as moving in `model`.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
         self.learn(model)
@@ -157,15 +157,15 @@ class RunningBuffers:
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
-        Return those of `names_of_tensors` (the names of a shard's tensors) that name a buffer of
-        the model. The value is True if the buffer moves, else False.
+        Return a dict. Its keys are those of `names_of_tensors` (the names of a shard's tensors)
+        that name a buffer of the model. The value is True if the buffer moves, else False.
 
-        A buffer moves if this rank has seen it change in the forward pass. Then its content belongs
-        to this rank alone. A tensor of another object of the user, such as a moving average, may
-        have the name of a buffer. Then the tensor moves if the buffer does.
+        A buffer moves if this rank has seen it change in the forward pass. Then the content of the
+        buffer belongs to this rank alone. A tensor of another object of the user, such as a moving
+        average, may have the name of a buffer. Then the tensor moves if the buffer does.
 
-        Buffers with the value False are in the result too, because another rank may know that they
-        move. For example, the process of this rank may be too new to have seen a change.
+        Buffers with the value False are in the result too, because another rank may know that these
+        buffers move. For example, the process of this rank may be too new to have seen a change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
@@ -185,8 +185,8 @@ class RunningBuffers:
         Restore the content to which `copy` refers. `copy` was made in this process, or in the
         earlier process of this rank.
 
-        If the content was too large and stayed in the earlier process, it is lost. Then keep the
-        present content, which has come from another rank together with the shard. Raises
+        If the content was too large and stayed in the earlier process, the content is lost. Then
+        keep the present content, which has come from another rank together with the shard. Raises
         `MalformedMessage` if `copy` cannot be read.
         """
         if copy is not None and (

@@ -3,8 +3,8 @@ Notes which parameters have a gradient at the end of a step, and restores these 
 
 A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
 apply weight decay to a parameter with a zero gradient, even if the step does not use the parameter.
-They skip a parameter without a gradient. So when a step is computed again, the same parameters must
-have a gradient at its beginning.
+Optimizers skip a parameter without a gradient. So when a step is computed again, the same
+parameters must have a gradient at the beginning of the step.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class Gradients:
         gradient."""
         self._open: list[nn.Parameter] = []
         """The trained parameters that had no gradient at the last inspection, while other
-        parameters had one. They may still get a gradient."""
+        parameters had one. These parameters may get a gradient later."""
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
@@ -59,9 +59,9 @@ class Gradients:
         Note that a step has ended. Called only for a training loop that marks the end of its steps.
         Return the property `noted`, the kinds of gradients.
 
-        Not every step is inspected: only the first four, then every 16th. A further step is
-        inspected if a gradient has appeared that the last inspection missed, while other parameters
-        had gradients.
+        Not every step is inspected: only the first four, then every 16th. Another step is inspected
+        too if a trained parameter has a gradient now, but had none at the last inspection while
+        other parameters had gradients.
         """
         self._ended += 1
         if (

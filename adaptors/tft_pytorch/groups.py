@@ -29,18 +29,18 @@ from tft_pytorch.sockets import census, cut
 log = structlog.get_logger()
 
 GROUP_TIMEOUT = timedelta(minutes=30)
-"""The time limit of collectives, which is torch's own default. This limit need not be short:
-`quiesce` ends a collective that hangs as soon as the controller has detected the fault, and a
-shorter limit could end a collective that is only slow."""
+"""The time limit of collectives, which is torch's own default. This limit need not be short: when
+the controller has detected a fault, `Groups.quiesce` ends the collectives that hang. A shorter
+limit could end a collective that is only slow."""
 
 STORE_TIMEOUT = timedelta(seconds=60)
 """The time within which the rendezvous store must answer. The store is a process on this machine or
-on another one. If the store dies, it is started again within a second."""
+on another machine. If the store dies, tft starts it again within a second."""
 
 _ATTEMPT = timedelta(seconds=0.5)
-"""The time limit of one attempt to reach the store. An attempt that has no connection yet cannot be
-interrupted. So attempts are short, and the code checks between two attempts whether `quiesce` was
-called."""
+"""The time limit of one attempt to reach the rendezvous store. An attempt that has no connection
+yet cannot be interrupted. So attempts are short. Between two attempts the code checks whether
+`Groups.quiesce` was called, which cancels the attempts."""
 
 _FREEING = 0.05
 """The time in seconds for which `_Freeing.wait` waits until the old groups are freed.
@@ -82,9 +82,11 @@ class Groups:
         collective."""
         self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
         """The number of collectives of each group, and of messages of this process, that had begun
-        at the last successful call of `synchronize`. All of them were complete then."""
+        at the last successful call of `synchronize`. All of these collectives and messages were
+        complete then."""
         self._told = False
-        """True if `device.tell_unseen` was called, so that it prints its warning only once."""
+        """True if `device.tell_unseen` was called. That function must print its warning only
+        once."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
         self._freeing: _Freeing | None = None
@@ -95,8 +97,8 @@ class Groups:
         Wait until all ranks have called this method: the pre-update barrier. Return True if some
         rank refuses the update of the step.
 
-        `refuses` is True if this rank refuses the update. It is None on all ranks if no rank can
-        refuse: then return False.
+        `refuses` is True if this rank refuses the update. If no rank can refuse, `refuses` is None
+        on all ranks, and this method returns False.
 
         Ranks that can refuse use an all-reduce of `refuses`. Otherwise, up to `_FEW` ranks use an
         all-reduce, whose ring is faster than the many messages of a barrier. More ranks use a
@@ -122,7 +124,7 @@ class Groups:
 
         Raises `CalledOff` if a collective in this work may have been aborted, because its result is
         then wrong. Raises `DistBackendError` if a communicator reports an error. With
-        `closing=True`, neither is checked if no collective has begun since the last call.
+        `closing=True`, both checks are left out if no collective has begun since the last call.
         """
         self._devices.synchronize()
         begun = device.sequence(self._devices), watched.messages()
@@ -154,7 +156,7 @@ class Groups:
         `quiesce` is called before the group is formed.
         """
         self.clear()
-        if self._freeing is not None:  # the sockets of old groups would be taken for the script's
+        if self._freeing is not None:  # else `census` would spare the old groups' sockets
             self._freeing.wait()
             self._freeing = None
         left = threading.Event()
@@ -184,7 +186,8 @@ class Groups:
         if devices.kind == "cpu":
             interruptible.install()
         else:
-            # For devices, torch combines two backends in one group. Both must be written in C++.
+            # # For devices, torch combines two backends in one group. Both backends must be written
+            # in C++.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:
@@ -284,7 +287,7 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Drop all process groups. Other threads free them, and `form` waits for these threads.
+        Drop all process groups. Other threads free the groups, and `form` waits for these threads.
         Groups of an asynchronous device are aborted first. The connections of gloo are cut, for two
         reasons.
 
@@ -339,9 +342,9 @@ class _Freeing:
     the destructors of groups spend most of their time waiting.
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
-    a thread is not woken when its connection breaks (`interruptible.py` explains this). It then
-    waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If
-    the training thread waited for the group, the whole job would wait.
+    a thread is not woken when its connection breaks (`interruptible.py` explains this). The thread
+    then waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers.
+    If the training thread waited for the group, the whole job would wait.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:

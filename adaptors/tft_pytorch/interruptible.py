@@ -76,8 +76,8 @@ class _Waits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._promised: set[Future[None]] = set()
-        """The futures that have no result yet. Each gets its result once: when its operation is
-        over, or when the waits are cancelled."""
+        """The futures that have no result yet. Each future gets its result once: when its operation
+        is over, or when the waits are cancelled."""
         self.called_off = False
 
     def call_off(self) -> None:
@@ -221,7 +221,7 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # the slice is over, or the operation failed: `_outcome` raises why
+        except RuntimeError:  # time slice over, or operation failed: `_outcome` raises the error
             return self._native.is_completed()
 
     def _outcome(self) -> bool:

@@ -42,8 +42,9 @@ class Batches:
 
     - The sampler's `set_epoch` is called at the beginning of each epoch, if the sampler has this
       method.
-    - The loader's generator is seeded again for each epoch, from its first seed and the epoch. A
-      loader without a generator gets one, whose seed is drawn from torch's default generator.
+    - The loader's generator is seeded again for each epoch, from the generator's first seed and the
+      epoch. A loader without a generator gets a new generator, whose seed is drawn from torch's
+      default generator.
     - Workers seed the generators of torch, Python and numpy for each batch. So the random numbers
       that a worker draws depend on the batch only, not on the worker or on earlier batches.
     """
@@ -155,7 +156,7 @@ class Prefetcher:
         """
         self._source = source
         self._ahead: list[Any] = []
-        """The batch that was read ahead; empty if there is none."""
+        """A list with the batch that was read ahead. Empty if no batch was read ahead."""
         self._before: Any = None
         """The position of the source before it returned the batch that was read ahead."""
 

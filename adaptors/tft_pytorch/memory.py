@@ -57,8 +57,8 @@ class Awaited:
 
     def make(self, meta: bytes, tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
         """
-        Reserve memory for the content of `tensors`, in their order, and return it as buffers.
-        Memory that an earlier call has reserved is dropped.
+        Reserve memory for the content of `tensors`, in their order, and return this memory as
+        buffers. Memory that an earlier call has reserved is dropped.
         """
         rooms = [writable(name, tensor) for name, tensor in tensors.items()]
         self._made = meta, rooms

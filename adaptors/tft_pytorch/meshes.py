@@ -35,7 +35,8 @@ def _found() -> list[Any]:
     Return all `functools.lru_cache` objects of `torch.distributed`.
 
     The search goes through all objects in memory, because some caches are inside closures. All
-    caches exist once the modules of torch are imported, because torch registers its operators then.
+    caches exist once the modules of torch are imported, because torch registers its operators
+    during the import.
     """
     made = type(functools.lru_cache(lambda: None))
     return [

@@ -36,7 +36,7 @@ class Modes:
         self._given: bytearray | None = None
         self._counts = False
         """True if `put_back` must restore the modes that came from another rank, instead of the
-        modes that it is given."""
+        modes in its argument."""
 
     def watch(self, *models: nn.Module) -> None:
         """

@@ -1,5 +1,5 @@
 """
-The names of a model's parameters and buffers, without the words that wrappers add.
+Finds the names of a model's parameters and buffers, without the words that wrappers add.
 
 The names are those in torch's own `get_state_dict`: without the `module.` that each DDP adds to the
 names inside it, and without the `_orig_mod.` that `torch.compile` adds. So a checkpoint can be

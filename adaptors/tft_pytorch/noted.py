@@ -2,8 +2,8 @@
 Notes and restores the settings that scripts change at the beginning of an iteration: the settings
 of parameter groups, such as the learning rate, and the state of the scheduler.
 
-A rank that has begun the next step may have other settings than a rank that has not. So after a
-fault tft restores the settings of the end of the last step.
+A rank that has begun the next step may have other settings than a rank that has not begun it. So
+after a fault tft restores the settings of the end of the last step.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """
 Imports early the modules that torch would import late. A replacement process starts while the other
-ranks wait. After the process has joined the other ranks, an import would delay all of them.
+ranks wait. After the process has joined the other ranks, an import would delay all ranks.
 
 The list of modules was found by comparing `sys.modules` before and after a first step, a first move
 of a shard and a first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.

@@ -1,12 +1,12 @@
 """
-Captures and restores the rank-local state. It consists of the random state of a rank, its data
-position, and the module buffers and extra states that its forward pass changes. It also has the
-modes of the modules (training or evaluation), and says which parameters have gradients at the end
-of a step.
+Captures and restores the rank-local state. The rank-local state consists of the random state of a
+rank, its data position, and the module buffers and extra states that its forward pass changes. It
+also has the modes of the modules (training or evaluation), and says which parameters have gradients
+at the end of a step.
 
 The rank-local state is captured several times in each step: before the last all-reduce, when the
-update window opens, and when the window closes. So a capture must cost next to nothing. It takes
-3 us for torch's generator and a small data position.
+update window opens, and when the window closes. So a capture must cost next to nothing. A capture
+takes 3 us for torch's generator and a small data position.
 """
 
 import random
@@ -43,7 +43,7 @@ one of these types are always packed to the same bytes."""
 RNGS = ("torch", "python", "numpy")
 """The random generators that can be kept. torch's generator is always kept. The generators of
 Python and numpy are kept only if the user names them, because every capture reads a kept generator
-in full. This takes 8 us for Python's generator and 26 us for numpy's."""
+in full. To read Python's generator takes 8 us, to read numpy's generator takes 26 us."""
 
 
 class RankLocalState:

@@ -42,7 +42,7 @@ class Rehearsal:
     def __init__(self, describe: Callable[[], object]) -> None:
         """
         `describe` is a function that makes the description of the state which another rank would
-        receive. It raises `UsageError` for state that cannot be sent.
+        receive. `describe` raises `UsageError` for state that cannot be sent.
         """
         self._describe = describe
         self._closed = 0

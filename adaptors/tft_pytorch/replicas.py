@@ -1,6 +1,6 @@
 """
 An optimizer whose state is cut into shards. Several ranks hold each shard, so the loss of one rank
-loses no state. This takes less memory than a whole copy on every rank.
+loses no state. The shards take less memory than a whole copy of the state on every rank.
 
 The idea comes from the replica optimizer of MindSpeed, a training library. The data-parallel group
 of `d` ranks is cut into `copies` replica groups of `k = d / copies` consecutive ranks. Each replica
@@ -9,8 +9,8 @@ have the same reduced gradients. So the copies of a shard stay equal, bit for bi
 sent to keep them equal.
 
 Each parameter belongs as a whole to one rank, as in torch's own `ZeroRedundancyOptimizer`. So every
-optimizer works that updates each parameter independently of the other parameters. The results have
-the same bits as without shards.
+optimizer can be used that updates each parameter independently of the other parameters. The results
+have the same bits as without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -98,8 +98,8 @@ class ReplicaOptimizer(Optimizer):
             }
             for group in self.param_groups
         ]
-        # named `optim` as in ZeroRedundancyOptimizer, because other code looks for the inner
-        # optimizer there
+        # # This attribute is named `optim` as in ZeroRedundancyOptimizer, because other code looks
+        # for the inner optimizer under this name.
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
@@ -134,7 +134,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps here
+        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps in them
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
@@ -217,7 +217,8 @@ class ReplicaOptimizer(Optimizer):
 
     def refresh(self) -> None:
         """
-        Set each owned 16-bit parameter to the rounded value of its master.
+        Set each 16-bit parameter that this rank owns to the rounded value of its master (32-bit
+        copy).
         """
         with torch.no_grad():
             for parameter, master in self._masters.items():

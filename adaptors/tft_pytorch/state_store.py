@@ -227,8 +227,9 @@ class StateStore:
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
-        Note the settings that the next step may change, such as learning rates. Return the present
-        rank-local state if it has changed since the update window closed, else None.
+        Note the settings that the next step may change, such as learning rates. Return the
+        rank-local state at the end of the step if it has changed since the update window closed,
+        else None.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         if the update window has just closed, and the tail has not run yet.
@@ -330,7 +331,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._local_state.running.rest()  # ignore that DDP's constructor has written to all buffers
+        self._local_state.running.rest()  # DDP's constructor has written to all buffers: ignore it
         return built
 
     def _detach(self) -> None:
