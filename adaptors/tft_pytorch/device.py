@@ -1,6 +1,6 @@
 """
-The devices on which the ranks compute. No other file of the adaptors has code for devices other
-than the CPU.
+The devices on which the ranks compute. Apart from checks whether a tensor is on the CPU, no other
+file of the adaptors has code that depends on the kind of device.
 
 CUDA, Ascend NPU and XPU compute asynchronously: a call puts work into a queue of the device (a
 stream) and returns before the device has done the work. A collective on such a device raises no

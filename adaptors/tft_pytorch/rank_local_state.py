@@ -242,8 +242,8 @@ class RankLocalState:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them.
+        Save the present state of the random generators and the modes of the modules (training or
+        evaluation). Return a function that restores the saved state and modes.
         """
         random_state, modes = self._random(), self.modes.present()
 

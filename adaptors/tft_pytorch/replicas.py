@@ -134,7 +134,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps in them
+        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps here
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
@@ -237,8 +237,8 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Use the state that was loaded into the inner optimizer: take its new state object, and copy
-        the settings of its parameter groups to `param_groups`.
+        Use the state that was loaded into the inner optimizer `optim`: take the new state object of
+        `optim`, and copy the settings of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
         set_groups(self.param_groups, self.optim.param_groups)
@@ -269,8 +269,8 @@ class ReplicaOptimizer(Optimizer):
         the other ranks. All ranks call this method at the same time.
 
         The 16-bit parameters that a rank owns are first rounded from their masters (32-bit copies).
-        Before the first step they are not rounded: then the method `settled` copies the parameters
-        into the masters.
+        Before the first step the parameters are not rounded: then the method `settled` copies the
+        parameters into the masters.
         """
         if not self._fresh:
             self.refresh()
@@ -285,8 +285,8 @@ class ReplicaOptimizer(Optimizer):
     def settled(self) -> None:
         """
         Copy the parameters into their masters (32-bit copies), if no step has been done yet. Called
-        after the wrapper was built, because a DDP makes the parameters equal on all ranks when it
-        is built.
+        after the wrapper was built, because the constructor of a DDP makes the parameters equal on
+        all ranks.
         """
         if self._fresh:
             with torch.no_grad():
@@ -320,7 +320,8 @@ class ReplicaOptimizer(Optimizer):
 
     def _members(self) -> tuple[int, ...]:
         """
-        Return the ranks of this rank's replica group, in the order of the shares.
+        Return the ranks of this rank's replica group, in the order of their shares. The ranks of a
+        replica group exchange parameters.
         """
         first = self.rank - self.share
         return self.ranks[first : first + self.shares]
@@ -339,8 +340,8 @@ def _place(
     rank: int | None, world: int | None, group: dist.ProcessGroup | None
 ) -> tuple[int, tuple[int, ...]]:
     """
-    Return the ranks that have the same parameters as this rank, and the index of this rank among
-    them. The index comes first.
+    Return the index of this rank among the ranks that have the same parameters, and then these
+    ranks.
 
     Raises `UsageError` if neither `group` alone nor both of `rank` and `world` are given.
     """
@@ -376,10 +377,11 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    Assign each parameter to a share. Return the number of the share by parameter.
+    Assign each parameter to a share. Return a dict that has the number of the share under each
+    parameter.
 
-    The parameters are assigned from the largest to the smallest. Each goes to the share with the
-    fewest elements so far.
+    The parameters are assigned from the largest to the smallest. Each parameter goes to the share
+    that has the fewest elements so far.
     """
     load = [0] * shares
     owners: dict[Tensor, int] = {}
@@ -395,9 +397,9 @@ class _Bucket:
     One contiguous piece of memory for the parameters of one owner (the rank that updates them),
     type and device.
 
-    Ordinary parameters are moved into the bucket, so they can be sent without a copy. A distributed
-    parameter cannot be moved, because a framework such as FSDP manages its memory. So this rank's
-    part of such a parameter is copied into the bucket.
+    Ordinary parameters are moved into the bucket, so that they can be sent without a copy. A
+    distributed parameter cannot be moved, because a framework such as FSDP manages its memory. So
+    this rank's part of such a parameter is copied into the bucket.
     """
 
     def __init__(self, alike: list[Tensor]) -> None:

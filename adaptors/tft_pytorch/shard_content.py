@@ -1,10 +1,11 @@
 """
-The content of one shard on this rank at one moment, and the description of this content, which is
-sent to another rank before the tensors.
+Represents the content of one shard on this rank at one moment. This module also makes the
+description of the content, which is sent to another rank before the tensors.
 
 The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`),
 because a shard is saved under these names. The master (32-bit copy) of a 16-bit parameter is named
-`master.…`. It is sent instead of the parameter, which is rounded from the master.
+`master.…`. The master is sent instead of the parameter, and the receiving rank rounds the parameter
+from the master.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,8 +48,9 @@ class ShardContent:
     """The positions of those tensors that are parts of larger tensors, by name. None if the
     description has no positions."""
     extra: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
-    """Extra states of modules, by torch's names for them. They are used for checkpoints only: after
-    an incident a rank uses the extra states in its rank-local state."""
+    """Extra states of modules (see `get_extra_state` of torch), by torch's names for these states.
+    They are used for checkpoints only: after an incident a rank uses the extra states in its
+    rank-local state."""
 
     def meta(self) -> bytes:
         """
@@ -90,7 +92,7 @@ class ShardContent:
 def spans_of(meta: bytes) -> dict[str, Span]:
     """
     Return the positions of those tensors of a shard that are parts of larger tensors, by name.
-    `meta` is the description of the shard.
+    `meta` is the packed description of the shard.
 
     A position is the shape of the whole tensor and the offset of the part. The result is empty if
     no tensor of the shard is a part of a larger tensor.

@@ -129,8 +129,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # A shard without settings may get state of more objects than it has now. For example, an object
-    # that keeps moving averages may have none yet on this rank.
+    # # A shard without settings of parameter groups may get state of more objects than it has now.
+    # For example, an object that keeps moving averages may have none yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:
@@ -167,7 +167,7 @@ def _group(number: int | None) -> str:
 
 class _Draft:
     """
-    The content of one shard while the tensors and values for it are collected.
+    The content of one shard while the tensors and values for this content are collected.
     """
 
     def __init__(self) -> None:
@@ -195,8 +195,8 @@ class _Draft:
 
 class Parts:
     """
-    Reads the state out of the objects that the factory made, and puts state into them. Tensors are
-    identified by their names.
+    Reads the state out of the objects that the user's factory made, and puts state into these
+    objects. Tensors are identified by their names.
 
     Create a `Parts` only while no forward pass runs. During a forward pass FSDP replaces the
     parameters of the model by temporary tensors, and a `Parts` would keep these temporary tensors.
@@ -237,11 +237,11 @@ class Parts:
 
     def shards(self) -> dict[str, Holders]:
         """
-        Return the shards of this rank by name, each with all ranks that hold it.
+        Return the shards of this rank by name, each with all ranks that hold the shard.
 
         Tensors with the same holders form one shard. The shard with the most holders comes first.
-        If the optimizer is a `ReplicaOptimizer`, this rank's share is a further shard. It has the
-        parameters that this rank updates.
+        If the optimizer is a `ReplicaOptimizer`, this rank's share is a further shard. This share
+        has the parameters that this rank updates.
         """
         found = {self._kinds.name(holders): holders for holders in self._kinds.all}
         if self._replicas is not None:
@@ -480,8 +480,8 @@ def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
     """
-    Return the distributed tensor of which this rank has `part`. It has the mesh, placements and
-    shape of `like`.
+    Return the distributed tensor of which this rank has `part`. The result has the mesh, placements
+    and shape of `like`.
     """
     assert isinstance(like, DTensor)
     return DTensor.from_local(

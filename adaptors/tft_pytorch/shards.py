@@ -39,7 +39,8 @@ refused."""
 
 class Shard:
     """
-    One shard of the training state of this rank, in the user's own objects.
+    One shard of the training state of this rank. The content of the shard is in the user's own
+    objects.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Shard:
     ) -> None:
         """
         `holders` are the ranks that hold a copy of the shard. An empty tuple means all ranks.
-        `belongs` takes the name (`model.…`) of a parameter or buffer, and returns whether it is in
-        this shard. `others` are objects with `state_dict` and `load_state_dict`, such as a
-        scheduler, by name.
+        `belongs` takes the name (`model.…`) of a parameter or buffer, and returns whether that
+        parameter or buffer is in this shard. `others` are objects with `state_dict` and
+        `load_state_dict`, such as a scheduler, by name.
         """
         self.name = name
         self.holders = holders
@@ -246,8 +247,8 @@ def shards_of(
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
-    Return the shards of this rank. Without a `ReplicaOptimizer` this is one shard `dense`, which
-    every rank holds.
+    Return the shards of this rank. Without a `ReplicaOptimizer` there is only the shard `dense`,
+    which every rank holds.
 
     With a `ReplicaOptimizer` there is a second shard `optimizer.N`, where `N` is the number of this
     rank's share. The second shard has the parameters that this rank owns (updates), and their
@@ -304,9 +305,9 @@ def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None
     """
     Return a new tensor for optimizer state that does not exist on this rank yet.
 
-    `device` is a kind of device. If the parameter `owner` is on such a device, the tensor is on the
-    same device. If the tensor also has the shape of `owner`, it has the memory layout of `owner`
-    too.
+    `device` is a kind of device. `owner` is the parameter to which the state belongs. If `owner` is
+    on a device of this kind, the new tensor is on the same device. If the tensor also has the shape
+    of `owner`, it has the memory layout of `owner` too.
     """
     if owner is not None and owner.device.type == device:
         if list(owner.shape) == shape:

@@ -1,6 +1,6 @@
 """
 Finds the connections of this process's process groups among all its file descriptors, and cuts
-them.
+these connections.
 
 gloo has no other way to end a collective whose peer does not answer. After any thread has called
 `shutdown(2)` on the socket, gloo's waiting call raises an exception within milliseconds. Only the
@@ -51,7 +51,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # another thread may close `fd`, but not this duplicate
+        duplicate = os.dup(fd)  # another thread may close `fd`, but not this copy
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:

@@ -1,6 +1,6 @@
 """
-The training state of this process. The `StateStore` owns the content of the shards and the
-rank-local state, and works on them between incidents and during incidents.
+Manages the training state of this process. A `StateStore` owns the content of the shards and the
+rank-local state, and works on both between incidents and during incidents.
 
 A `Maker` has the user's objects. It knows where the state is in these objects, how the wrapper is
 made, and which tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for
@@ -42,7 +42,8 @@ Parameters also change only within update windows."""
 
 class Maker(Protocol):
     """
-    Makes and knows the user's objects, and gives the `StateStore` access to their state.
+    Makes the user's objects or gets them from the script, and gives the `StateStore` access to the
+    state of these objects.
     """
 
     wrappers: Wrappers
@@ -58,8 +59,8 @@ class Maker(Protocol):
     @property
     def lasting(self) -> bool:
         """
-        True if the objects live as long as the process. False if they are made anew after every
-        incident.
+        True if the user's objects live as long as the process. False if the objects are made anew
+        after every incident.
         """
 
     @property
@@ -75,8 +76,8 @@ class Maker(Protocol):
 
     def shards(self) -> Mapping[str, Holders]:
         """
-        Return the shards that are known, each with the ranks that hold it. An empty tuple of ranks
-        means that all ranks hold the shard.
+        Return the names of the shards that are known, each with the ranks that hold the shard. An
+        empty tuple of ranks means that all ranks hold the shard.
         """
 
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
@@ -148,7 +149,7 @@ class Maker(Protocol):
 
 class StateStore:
     """
-    The training state of this process: the hooks of the adaptor call its methods.
+    The training state of this process. The hooks of the adaptor call the methods of this class.
     """
 
     # Any: `data` is the user's own object and may have any type
@@ -169,7 +170,7 @@ class StateStore:
         self.backups = Backups()
         """The copies of this rank's state at the ends of earlier steps."""
         self._kept: dict[str, ShardContent] = {}
-        """The content of each shard, while the user's objects do not exist. Empty while they
+        """The content of each shard, while the user's objects do not exist. Empty while the objects
         exist."""
         self._awaited: dict[str, Awaited] = {}
         if maker.made is not None:
@@ -240,7 +241,8 @@ class StateStore:
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them, and forgets the gradients and losses that were seen since.
+        function that restores the generators and modes, and forgets the gradients and losses that
+        were seen since.
         """
         put_back = self._local_state.set_aside()
 
@@ -277,9 +279,9 @@ class StateStore:
         whether the gradients carry a refusal of the update to all ranks. A rank that refuses a loss
         makes its gradients NaN, and the all-reduces spread the NaN.
 
-        The result is True under three conditions. The losses are on the CPU, so they are known
-        before the backward pass. No `GradScaler` is in use, which would take NaN for an overflow.
-        Every rank has the whole model, so the NaN reaches every rank.
+        The result is True under three conditions. The losses are on the CPU, so the losses are
+        known before the backward pass. No `GradScaler` is in use, which would take NaN for an
+        overflow. Every rank has the whole model, so the NaN reaches every rank.
         """
         maker = self._maker
         step_numbers.watch.begin(refuse, lambda: maker.made)
@@ -354,7 +356,7 @@ class StateStore:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Return the shards of this rank, each with all ranks that hold it.
+        Return the shards of this rank, each with all ranks that hold the shard.
 
         Raises `UsageError` if the user's objects were made for another rank or world size.
         """
@@ -388,7 +390,7 @@ class StateStore:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank.
+        Return the content of the shard in the form in which it is sent to another rank.
         """
         payload = self.content(shard).payload()
         if not self._has_modes(shard):
@@ -464,8 +466,8 @@ class StateStore:
         Note that the script has loaded the shard into the user's objects. `beside` is the result of
         the method `beside` when the shard was saved.
 
-        After the last shard, raises `OrderRefused` if 16-bit parameters differ from their rounded
-        masters: then the script has not loaded the masters.
+        When the last shard was loaded, raises `OrderRefused` if 16-bit parameters differ from their
+        rounded masters (32-bit copies). Then the script has not loaded the masters.
         """
         self._refuse_other(shard)
         self._forget()
@@ -494,7 +496,7 @@ class StateStore:
     def restore(self, step: int) -> None:
         """
         Restore the state at the end of `step` from its copy in host memory. Raises `OrderRefused`
-        if there is no such copy, or if it does not fit the user's objects.
+        if there is no such copy, or if the copy does not fit the user's objects.
         """
         self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
         self._local_state.modes.forget()

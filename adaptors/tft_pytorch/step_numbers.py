@@ -24,7 +24,7 @@ from tft.spi import Made, Numbers
 
 _NORM = "_get_total_norm"
 """The function of `torch.nn.utils.clip_grad` that computes the norm of gradients. If a version of
-torch lacks it, the norm is computed after the gradients were clipped."""
+torch lacks this function, the norm is computed after the gradients were clipped."""
 
 
 class Watch:
@@ -42,9 +42,9 @@ class Watch:
 
     def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
         """
-        Note numbers from now on. `refuse` takes a loss, and returns True if no rank may apply the
-        update (see the hook `tft_watch_numbers`). `made` returns the objects of the user, or None
-        while they do not exist.
+        Note the losses and gradient norms of each step from now on. `refuse` takes a loss, and
+        returns True if no rank may apply the update (see the hook `tft_watch_numbers`). `made`
+        returns the objects of the user, or None while these objects do not exist.
         """
         self._refuse, self._made, self._thread = refuse, made, threading.get_ident()
         if not self._native:
@@ -206,7 +206,8 @@ watch = Watch()
 
 def scaler_of(made: Made) -> GradScaler | None:
     """
-    Return the `GradScaler` that the user has handed over, if it is in use.
+    Return the `GradScaler` that the user has handed over, if this `GradScaler` is enabled.
+    Otherwise return None.
     """
     for other in made.others.values():
         if isinstance(other, GradScaler) and other.is_enabled():

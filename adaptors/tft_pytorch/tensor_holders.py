@@ -1,6 +1,6 @@
 """
-Finds out which ranks hold the same part of each tensor, in a model that a factory made over process
-groups.
+Finds out which ranks hold the same part of each tensor, in a model that the user's factory made
+over process groups. These ranks are called the holders of the part.
 
 The holders are read from the meshes and placements of distributed tensors, and from the groups of
 the DDPs in the model. The tensors with the same holders are called a kind, and form one shard. A
@@ -83,8 +83,9 @@ class TensorHolders:
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # `_of` has the same order on all ranks, and `sorted` keeps it for shards with equally many
-        # holders. So all holders of a shard put the same content into it, in the same order.
+        # # `_of` has the same order on all ranks, and `sorted` keeps this order for shards with
+        # equally many holders. So all holders of a shard put the same content into the shard, in
+        # the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
         """The holders of each shard of this rank. The shard with the most holders comes first."""
 
@@ -223,7 +224,7 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
     """
     Yield the parameters whose gradients a DDP reduces.
 
-    A DDP can be told to ignore some parameters of its model, such as those of experts.
+    A DDP can be told to ignore some parameters of its model, such as the parameters of experts.
     """
     for name, parameter in ddp.module.named_parameters():
         if name not in ddp.parameters_to_ignore:
@@ -233,7 +234,7 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
 def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
     """
     Yield each parameter that is in a DDP, with the ranks of the DDP's group. If DDPs are nested,
-    the outer one comes first.
+    the outer DDP comes first.
     """
     for module in model.modules():
         if isinstance(module, DDP):

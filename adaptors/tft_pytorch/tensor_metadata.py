@@ -33,8 +33,8 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
 
 def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     """
-    Unpack the description `meta` of a shard, and return it. Raises `MalformedMessage` if the
-    version of the description is not `form`.
+    Unpack the description `meta` of a shard, and return the unpacked description. Raises
+    `MalformedMessage` if the version of the description is not `form`.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:

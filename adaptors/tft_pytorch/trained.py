@@ -44,8 +44,8 @@ class Trained:
         """
         Check, when a step is complete, that the same parameters are trained as before.
 
-        This costs 25 ns for each parameter. Raises `UsageError` if other parameters are trained
-        now.
+        The check costs 25 ns for each parameter. Raises `UsageError` if other parameters are
+        trained now.
         """
         found = list(map(_FLAG, self._parameters))
         if found == self._flags:
@@ -64,8 +64,8 @@ class Trained:
         """
         Set `requires_grad` of all parameters to the values that `watch` has noted.
 
-        This is needed if a script changes `requires_grad` for a part of a step, and was interrupted
-        in that part.
+        This is needed if a script changes `requires_grad` for a part of a step, and a fault
+        interrupts the script in that part.
         """
         for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:

@@ -2,8 +2,8 @@
 Reports each collective that this process enters, and counts its messages to and from single ranks.
 
 torch has no hook for collectives or messages. So this module replaces methods of torch's class
-`ProcessGroup`, and of the subclasses of this class in Python. This works for groups of every
-backend.
+`ProcessGroup`, and of the subclasses of this class in Python. The replaced methods work for groups
+of every backend.
 """
 
 from collections.abc import Callable
