@@ -106,7 +106,7 @@ def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
     numbers are exempt.
     """
-    _, _, called = name.partition(".")  # the first word is the object's name
+    _, _, called = name.partition(".")  # the first word of `name` is the object's name
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 

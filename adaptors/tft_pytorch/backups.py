@@ -33,7 +33,7 @@ copy from a device that hangs never ends."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInUse:
     """
-    The present content of a shard, which is about to be copied.
+    The present content of a shard. This content is about to be copied.
     """
 
     meta: bytes
@@ -44,7 +44,8 @@ class ShardInUse:
     lasting: Collection[str]
     """The names of the tensors that do not change before the next update window opens."""
     beside: Sequence[Buffer] = ()
-    """Further buffers that are sent with the shard. Their content never changes."""
+    """Further buffers that are sent together with the shard: the modes of the modules (training or
+    evaluation). The content of these buffers never changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,7 +259,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # DDP replaces a missing gradient by zeros, but not a sparse one
+        if expects_sparse:  # DDP replaces a missing gradient by zeros only if it is dense
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -296,9 +296,9 @@ def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its m
     Tell DDP's reducer that the gradients of the parameters have been computed, one by one, in the
     order `order`.
 
-    This must happen during a backward, because only the callbacks of a backward complete the
-    all-reduces. A backward through the parameters would call the user's hooks and write gradients.
-    So this function runs a backward through a separate tensor.
+    The reducer must be told during a backward, because only the callbacks of a backward complete
+    the all-reduces. A backward through the parameters would call the user's hooks and write
+    gradients. So this function runs a backward through a separate tensor.
     """
 
     def arrive(_: Tensor) -> None:

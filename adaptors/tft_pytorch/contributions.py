@@ -65,7 +65,7 @@ class Contributions:
 
     def let_go(self) -> None:
         """
-        Drop the references to the parameter and its gradients.
+        Drop the references to the watched parameter or module, and to the noted gradients.
         """
         if self._handle is not None:
             self._handle.remove()
@@ -91,7 +91,8 @@ class Contributions:
 
     def forget(self) -> None:
         """
-        Drop the gradients that were noted so far, for example those of a step that is given up.
+        Drop the gradients that were noted so far, for example the gradients of a step that is given
+        up.
         """
         self._gradients.clear()
         self._sum.reset()

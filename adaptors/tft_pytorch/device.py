@@ -109,7 +109,7 @@ class Devices:
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # the training loop raises the error, too
+            with suppress(RuntimeError):  # the training loop raises this error, too
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )

@@ -113,7 +113,7 @@ class ExtraStates:
 
     def rewind(self) -> None:
         """
-        Restore the extra states of the end of the last complete step.
+        Restore the extra states of the modules as they were at the end of the last complete step.
         """
         self.put_back(self._settled)
 

@@ -71,7 +71,7 @@ def _check_make(
 class FactoryMaker:
     """
     Calls the user's factory, and gives access to the objects that the factory has made. Implements
-    `tft_pytorch.state_store.Maker`.
+    the protocol `tft_pytorch.state_store.Maker`.
     """
 
     lasting = False
@@ -123,7 +123,7 @@ class FactoryMaker:
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
             raise OrderRefused("make has not been called yet, so this rank has no state to send")
-        held = self._parts.held(self.wrappers.layouts())  # `held` cannot read one shard alone
+        held = self._parts.held(self.wrappers.layouts())  # `Parts.held` reads all shards at once
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
 
@@ -161,8 +161,8 @@ class FactoryMaker:
 
     def build(self, kept: Mapping[str, ShardContent]) -> Made:
         """
-        Call the user's factory for the present groups, and put the content `kept` into the new
-        objects. Return these objects.
+        Call the user's factory for the present groups. Put `kept`, the content of this rank's
+        shards, into the new objects. Return the new objects.
         """
         with undisturbed():
             made = self._make()

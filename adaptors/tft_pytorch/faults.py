@@ -52,5 +52,5 @@ def waiting(frame: FrameType) -> bool:
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # the caller decides: every kind of wait uses `threading`
+        caller = caller.f_back  # skip `threading` itself: every kind of wait uses it
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

@@ -204,7 +204,7 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                # move the copy to the end of the dict, because the first ones are deleted first
+                # move the copy to the end of the dict, because the first copies are deleted first
                 kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)

@@ -90,7 +90,7 @@ class Groups:
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
         self._freeing: _Freeing | None = None
-        """The threads that free the groups of the last `clear`."""
+        """The object whose threads free the groups that the last call of `clear` dropped."""
 
     def meet(self, refuses: bool | None = None) -> bool:
         """
@@ -186,7 +186,7 @@ class Groups:
         if devices.kind == "cpu":
             interruptible.install()
         else:
-            # # For devices, torch combines two backends in one group. Both backends must be written
+            # For devices, torch combines two backends in one group. Both backends must be written
             # in C++.
             interruptible.remove()
         device.prepare_environment(devices)
@@ -318,7 +318,7 @@ class Groups:
                 self._meeting = None
             self._begun = None
             self._freeing = _Freeing(groups)
-        sys.excepthook = self._excepthook  # torch wraps the hook once for each default group
+        sys.excepthook = self._excepthook  # torch has wrapped the hook for its default group
 
 
 def _drop_unfinished_backward() -> None:
@@ -349,7 +349,7 @@ class _Freeing:
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         """
-        Begin to free the groups, and empty the list.
+        Begin to free the groups, and empty the list `groups`.
         """
         self._until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
         self._threads: list[threading.Thread] = []

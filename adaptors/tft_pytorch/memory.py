@@ -68,7 +68,8 @@ class Awaited:
         """
         Return the tensors by name, with the content that has arrived.
 
-        Raises `OrderRefused` if no memory was reserved for the description `meta`.
+        Raises `OrderRefused` if no memory was reserved for a shard with the packed description
+        `meta`.
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(

@@ -43,8 +43,8 @@ class OptimizerPart(Protocol):
 
     def settle(self, state: State) -> None:
         """
-        Put `state` into the optimizer. The masters already have their new content when this method
-        is called.
+        Put `state` into the optimizer. The masters (32-bit copies of 16-bit parameters) already
+        have their new content when this method is called.
         """
 
 

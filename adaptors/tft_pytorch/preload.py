@@ -16,8 +16,8 @@ def preload() -> None:
     """
     Import the modules that torch imports late.
 
-    This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. It starts
-    no thread and touches no device, so the process can be forked.
+    This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. The import
+    starts no thread and touches no device, so the process can be forked.
     """
     import torch._dynamo  # noqa: F401 (the first `optimizer.step` would import it)
 

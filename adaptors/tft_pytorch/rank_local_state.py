@@ -157,7 +157,8 @@ class RankLocalState:
 
     def _packed_once(self, state: dict[str, object]) -> bytes:
         """
-        Return `state` packed. If the previous capture was equal, return its packed bytes again.
+        Return `state` packed. If the previous capture was equal, return the packed bytes of the
+        previous capture again.
 
         The captures at the beginning and the end of an update window are usually equal. Captures
         are compared only if none of their values can be changed in place.
@@ -192,10 +193,11 @@ class RankLocalState:
         since the update window closed.
 
         The result is the state that was captured when the update window closed, except for the
-        modes, extra states, running buffers and gradients. For these the present values are used.
+        modes, extra states, running buffers and gradients. For these values the present content is
+        used.
 
-        Pass `tail=True` if the loop has marked the end of the tail of the step. Else the loop may
-        still drop its gradients, so no gradient is noted.
+        Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
+        otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
         extra, size = self.extra.noted(closing=True)
         buffers = self.running.again(self._left[2], INLINE - size)

@@ -98,7 +98,7 @@ class ReplicaOptimizer(Optimizer):
             }
             for group in self.param_groups
         ]
-        # # This attribute is named `optim` as in ZeroRedundancyOptimizer, because other code looks
+        # This attribute is named `optim` as in ZeroRedundancyOptimizer, because other code looks
         # for the inner optimizer under this name.
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
@@ -295,8 +295,8 @@ class ReplicaOptimizer(Optimizer):
 
     def share_out(self) -> None:
         """
-        Exchange parameters within the replica group. Each rank sends the parameters that it owns to
-        the other ranks.
+        Exchange parameters within the replica group, whose ranks together update all parameters.
+        Each rank sends the parameters that it updates to the other ranks of the group.
 
         Does nothing if there is no replica group.
         """
@@ -328,7 +328,8 @@ class ReplicaOptimizer(Optimizer):
 
     def clear(self) -> None:
         """
-        Drop the reference to the replica group.
+        Drop the reference to the replica group, the process group in which parameters are
+        exchanged.
         """
         self._group = None
 

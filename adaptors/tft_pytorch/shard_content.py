@@ -33,7 +33,8 @@ class ShardContent:
     """The version of the format of the shard's description. A description of another version is
     refused."""
     tensors: dict[str, Tensor]
-    """This rank's tensors, or parts of tensors, by name, in the order in which they are moved."""
+    """This rank's tensors, or parts of tensors, by name, in the order in which they are sent to
+    another rank."""
     optimizer: Plain
     others: dict[str, Plain]
     """The shard's part of the state of the scheduler and similar objects, as plain values by the
@@ -42,11 +43,11 @@ class ShardContent:
     """The bucket layouts of the DDPs whose parameters are in the shard. A bucket layout says which
     gradients a DDP reduces together."""
     groups: list[list[str]] | None = None
-    """The names of the parameters in each parameter group; None if the description has no such
-    list."""
+    """The names of the parameters in each parameter group; None if the description of the shard has
+    no such list."""
     spans: dict[str, Span] | None = None
     """The positions of those tensors that are parts of larger tensors, by name. None if the
-    description has no positions."""
+    description of the shard has no positions."""
     extra: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
     """Extra states of modules (see `get_extra_state` of torch), by torch's names for these states.
     They are used for checkpoints only: after an incident a rank uses the extra states in its

@@ -129,7 +129,7 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # # A shard without settings of parameter groups may get state of more objects than it has now.
+    # A shard without settings of parameter groups may get state of more objects than it has now.
     # For example, an object that keeps moving averages may have none yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
@@ -150,7 +150,8 @@ def _settled(held: ShardContent) -> list[int]:
 
 def _group_numbers(held: ShardContent) -> dict[str, int]:
     """
-    Return the index of the parameter group of each parameter in the shard, by parameter name.
+    Return, by parameter name, the index of the parameter group to which each parameter of the shard
+    belongs.
     """
     return {name: n for n, group in enumerate(_groups(held)) for name in group["params"]}
 

@@ -126,12 +126,13 @@ class Maker(Protocol):
 
     def beside(self, shard: str) -> bytes:
         """
-        Return that state of the shard which is not in the user's objects, packed."""
+        Return that state of the shard which is not in the user's objects, packed: the order in
+        which DDP reduces the gradients."""
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        Note that the script has loaded the shard into its objects. `beside` is the result of the
-        method `beside` when the shard was saved.
+        Note that the script itself has loaded the content of the shard into its objects. `beside`
+        is the result of the method `beside` when the shard was saved.
         """
 
     def release(self) -> None:
@@ -424,7 +425,7 @@ class StateStore:
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
-        Write the shard under `directory`. Return the names of the written files.
+        Write the content of the shard into files under `directory`. Return the names of the files.
         """
         from tft_pytorch.checkpoints import write  # imported late: this takes 1 s
 
@@ -433,8 +434,8 @@ class StateStore:
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
-        Copy the shard into host memory. Return a function that writes the copy into a directory
-        later.
+        Copy the content of the shard into host memory. Return a function that writes the copy into
+        a directory later.
         """
         from tft_pytorch.checkpoints import stage
 
@@ -443,7 +444,7 @@ class StateStore:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Load a shard that `save` wrote.
+        Load the content of a shard that the method `save` wrote under `directory`.
         """
         from tft_pytorch.checkpoints import load
 
@@ -456,15 +457,16 @@ class StateStore:
         """
         Return that state of the shard which is not in the user's objects, packed.
 
-        Raises `OrderRefused` if the user's objects do not have the whole shard now.
+        This state is the order in which DDP reduces the gradients. Raises `OrderRefused` if the user's
+        objects do not have the whole shard now.
         """
         self._refuse_other(shard)
         return self._maker.beside(shard)
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        Note that the script has loaded the shard into the user's objects. `beside` is the result of
-        the method `beside` when the shard was saved.
+        Note that the script itself has loaded the content of the shard into the user's objects.
+        `beside` is the result of the method `beside` when the shard was saved.
 
         When the last shard was loaded, raises `OrderRefused` if 16-bit parameters differ from their
         rounded masters (32-bit copies). Then the script has not loaded the masters.
@@ -526,7 +528,8 @@ class StateStore:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        Return a digest of each part of a shard, by the name of the part. The holders of the shard
+        compare these digests.
         """
         # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
         content = self.content(shard)

@@ -83,7 +83,7 @@ class TensorHolders:
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # # `_of` has the same order on all ranks, and `sorted` keeps this order for shards with
+        # `_of` has the same order on all ranks, and `sorted` keeps this order for shards with
         # equally many holders. So all holders of a shard put the same content into the shard, in
         # the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from tft.errors import MalformedMessage, UsageError
 
 Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"]
-"""A value that `tft.protocol.codec.pack` can pack."""
+"""A plain value: one that `tft.protocol.codec.pack` can convert to bytes."""
 
 _Shape = TypeVar("_Shape")
 
