@@ -71,7 +71,7 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # the script may have set another default
+        self._token = torch.zeros(1, device="cpu")  # the script may have set another default device
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous

@@ -457,7 +457,7 @@ class StateStore:
         """
         Return that state of the shard which is not in the user's objects, packed.
 
-        This state is the order in which DDP reduces the gradients. Raises `OrderRefused` if the user's
+        This state is the order in which DDP reduces gradients. Raises `OrderRefused` if the user's
         objects do not have the whole shard now.
         """
         self._refuse_other(shard)
