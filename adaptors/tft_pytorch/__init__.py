@@ -1,5 +1,5 @@
 """
-The adaptor for PyTorch: data-parallel training with DistributedDataParallel over gloo, and models
+The adaptor for PyTorch. It supports data-parallel training with DistributedDataParallel, and models
 that a user's factory function makes over the process groups. Training scripts import the public
 names of the adaptor from this package.
 """

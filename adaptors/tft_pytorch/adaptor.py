@@ -1,8 +1,10 @@
 """
-The hooks of the adaptor for PyTorch. The entry point of the adaptor names this module.
+The hooks of the adaptor for PyTorch. tft finds this module through the adaptor's Python entry
+point.
 
 This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
-modules. A process has one training state, which `tft_adopt` sets.
+modules. A process has one training state (a `StateStore`), which the hook `tft_adopt` makes from
+the user's objects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +129,7 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_pytorch.checkpoints import join  # imported late, because this takes 1 s
+    from tft_pytorch.checkpoints import join  # imported late: this import takes 1 s
 
     return join(directory, files)
 

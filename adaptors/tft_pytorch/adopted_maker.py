@@ -34,18 +34,19 @@ _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's own objects may have any type
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
     *,
     early: bool = False,
 ) -> StateStore:
     """
-    Take charge of the user's objects and return the training state.
+    Take charge of the user's objects, such as model and optimizer. Return the training state.
 
-    `contributing` is called in every step before this rank contributes to the last all-reduce. If
-    `early` is True, it is called at the end of each forward pass, too. Both are the arguments of
-    the hook `tft_watch`. Raises `UsageError` for objects that the adaptor cannot handle.
+    The function `contributing` is called in every step before this rank contributes to the last
+    all-reduce. If `early` is True, `contributing` is called at the end of each forward pass, too.
+    The hook `tft_watch` has received both arguments. Raises `UsageError` for objects that the
+    adaptor cannot handle.
     """
     _check(parts)
     made = Made(
@@ -60,7 +61,7 @@ def adopt(
 
 class AdoptedMaker:
     """
-    Gives access to the user's objects that were passed to `session.adopt`. Implements
+    Gives access to the user's objects that were passed to `session.adopt`. Implements the protocol
     `tft_pytorch.state_store.Maker`.
     """
 
@@ -73,8 +74,8 @@ class AdoptedMaker:
         shards = shards_of(made.model, made.optimizer, others_of(made), wrappers)
         self._shards: dict[str, Shard] = {shard.name: shard for shard in shards}
         self._replaced: set[str] = set()
-        """The shards that the script has loaded itself from its checkpoint. The set is emptied when
-        the script has loaded all shards."""
+        """The names of the shards whose content the script itself has loaded from its own
+        checkpoint. The set is emptied when the script has loaded all shards."""
 
     @property
     def devices(self) -> Devices:
@@ -169,7 +170,7 @@ class AdoptedMaker:
 # ---------------------------------------------------------------- checks
 
 
-def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects may have any type
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise UsageError(
@@ -211,12 +212,14 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of
         )
 
 
-def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
+def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects may have any type
     """
-    Check the arguments of `session.adopt` that do not depend on whether a factory makes the model.
+    Check those arguments of `session.adopt` that need the same check with and without a factory
+    function that makes the model.
 
-    Raises `UsageError` if `others`, the scheduler or the data cannot be kept, or if the script has
-    already initialized torch.distributed.
+    Raises `UsageError` if an object (the scheduler, the data, or one of `others`) has no
+    `state_dict` and `load_state_dict`. Also raises it for an unusable name in `others`, or if the
+    script has already initialized torch.distributed.
     """
     beside = {"scheduler": parts.get("scheduler"), "data": parts.get("data")}
     check_others(parts.get("others", {}), beside)

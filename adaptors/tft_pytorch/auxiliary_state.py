@@ -3,8 +3,8 @@ Handles the objects that are kept in addition to model and optimizer, such as a 
 GradScaler or a moving average. The code calls these objects `others`. Each has `state_dict` and
 `load_state_dict`.
 
-If a factory made the model over process groups, the model has several shards. This module divides
-the state of the `others` among these shards.
+If a factory made the model over process groups, the model may have several shards. This module
+divides the state of the `others` among these shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +20,21 @@ from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 _TAKEN = frozenset(
     {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
 )
-"""Names that a user's object cannot have, because checkpoints and digests use them for other parts
-of the state."""
+"""Names that a user's object cannot have, because checkpoints and digests use these names for other
+parts of the state."""
 
 State = Any
-"""What the `state_dict` method of an object returns. Any: each class returns a type of its own."""
+"""The value that the `state_dict` method of an object returns. The type is Any, because each class
+may return another type."""
 
 
-def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: objects of any class
+def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: objects of many types
     """
     Check the objects that the user handed over in addition to model and optimizer.
 
     The names in `others` must be usable. All objects in `others` and `beside` must have
     `state_dict` and `load_state_dict`. `beside` has the objects with fixed names, such as the
-    scheduler; they may be None. Raises `UsageError` if a check fails.
+    scheduler. These objects may be None. Raises `UsageError` if a check fails.
     """
     if not isinstance(others, Mapping):
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
@@ -53,13 +54,13 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
             )
 
 
-def forget_stages(others: Mapping[str, Any]) -> None:  # Any: objects of any class
+def forget_stages(others: Mapping[str, Any]) -> None:  # Any: the objects may have any type
     """
-    Clear, in each `GradScaler`, its record of how far each optimizer has come in the present step.
+    Clear each `GradScaler`'s record of how far each optimizer has come in the present step.
     Otherwise the `GradScaler` raises an exception when the same step begins again.
 
-    The record is not in the `state_dict` of the `GradScaler`. It is empty whenever a step is
-    complete.
+    The record is not in the `state_dict` of the `GradScaler`. The record is empty whenever a step
+    is complete.
     """
     for other in others.values():
         if isinstance(other, GradScaler) and other.is_enabled():
@@ -68,16 +69,20 @@ def forget_stages(others: Mapping[str, Any]) -> None:  # Any: objects of any cla
 
 def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, State]:
     """
-    Divide `state`, which the object called `name` returned from `state_dict`, among the shards.
-    Return the part of each shard, by the ranks that hold the shard. Each part has the same nested
-    dicts as `state`.
+    Divide `state`, which an object of the user returned from `state_dict`, among the shards. Return
+    a dict with the part of each shard. Its keys are the tuples of ranks that hold a shard. Each
+    part has the same nested dicts as `state`.
 
-    State that is named after a parameter or buffer, such as its moving average, goes to the shard
-    of that parameter or buffer. For other state:
+    `name` is the name of the user's object. `kinds` knows which ranks hold each parameter and
+    buffer.
+
+    State that has the name of a parameter or buffer, such as a moving average, goes to the shard of
+    that parameter or buffer. For other state:
 
     - A distributed tensor goes to a shard whose holders all have the same part of the tensor.
     - Any other tensor goes to a shard whose holders all have the same part of the whole model.
-    - Single numbers, and values that are not tensors, go to the shard with the most holders.
+    - Tensors that are single numbers, and values that are not tensors, go to the shard with the
+      most holders.
 
     Raises `UsageError` for a tensor for which no shard fits.
     """
@@ -95,13 +100,13 @@ def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, Stat
 
 def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     """
-    Return the holders of the parameter or buffer after which the state `name` is named. Return None
-    if no parameter or buffer has this name.
+    Return the holders of the parameter or buffer whose name is the end of `name`, the name of the
+    state `state`. Return None if there is no such parameter or buffer.
 
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
     numbers are exempt.
     """
-    _, _, called = name.partition(".")  # the first word is the object's name
+    _, _, called = name.partition(".")  # the first word of `name` is the object's name
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
@@ -155,7 +160,7 @@ def mapped(state: State, name: str, change: Callable[[str, Tensor], object]) -> 
     Return `state` with every tensor replaced by the result of `change(name, tensor)`.
 
     The argument `name` is the name of the whole `state`. The keys on the way to a tensor are
-    appended to it, as in `name.key`.
+    appended to this name, as in `name.key`.
     """
     if isinstance(state, Tensor):
         return change(name, state)

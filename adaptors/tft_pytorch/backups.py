@@ -4,7 +4,7 @@ the end of an earlier step.
 
 Most of the state, such as parameters and the state of the optimizer, changes only within update
 windows. A separate thread copies this state while the next step computes forward and backward. The
-rest is small and may change at any time. The training thread copies it at once.
+rest of the state is small and may change at any time. The training thread copies this rest at once.
 """
 
 import atexit
@@ -26,24 +26,26 @@ log = structlog.get_logger()
 
 _ENDING = 60.0
 """The most seconds that the process waits, at its end, for a copy that is still being made. The
-process waits because it may crash if it ends during a copy. The wait is limited because a copy from
-a device that hangs never ends."""
+process waits because a process that ends during a copy may crash. The wait is limited because a
+copy from a device that hangs never ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInUse:
     """
-    The present content of a shard, which is about to be copied.
+    The present content of a shard. This content is about to be copied.
     """
 
     meta: bytes
-    """The description of the shard, as it is sent to other ranks."""
+    """The packed description of the shard, as it is sent to other ranks: its plain values, and the
+    names, types and shapes of its tensors."""
     tensors: Mapping[str, Tensor]
     """The tensors in use, by name, in the order in which they are sent to other ranks."""
     lasting: Collection[str]
     """The names of the tensors that do not change before the next update window opens."""
     beside: Sequence[Buffer] = ()
-    """Further buffers that are sent with the shard. Their content never changes."""
+    """Further buffers that are sent together with the shard: the modes of the modules (training or
+    evaluation). The content of these buffers never changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +64,18 @@ class _Copy:
 @dataclass(slots=True, eq=False)
 class _Slot:
     """
-    The memory for one copy, which is used again for later copies.
+    The host memory for one copy of this rank's state. The memory is used again for later copies.
     """
 
     copy: _Copy | None = None
     """The complete copy. None if the slot has no copy, or while its copy is being made."""
     memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    """The tensors in host memory, by shard and name."""
+    """The tensors in host memory, by the name of the shard and the name of the tensor."""
 
     def make(self, step: int, shards: Mapping[str, ShardInUse], devices: Devices) -> "_Making":
         """
         Copy the tensors that may change before the next update window opens. Return a `_Making`,
-        whose `run` copies all other tensors.
+        whose method `run` copies all other tensors.
         """
         old, self.memory = self.memory, {}
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -107,7 +109,7 @@ class _Slot:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Making:
     """
-    A copy that is not complete yet.
+    A copy of this rank's state that is not complete yet.
     """
 
     slot: _Slot
@@ -126,7 +128,8 @@ class _Making:
         """
         Copy the tensors in `left`. Then put the complete copy into its slot.
 
-        If this fails, or if a tensor was changed meanwhile, log a warning and leave the slot empty.
+        If the copying fails, or if a tensor was changed meanwhile, log a warning and leave the slot
+        empty.
         """
         step = self.copy.step
         try:
@@ -145,8 +148,8 @@ class _Making:
 
 class Backups:
     """
-    The copies of this rank's state in host memory. Called on the training thread, except where a
-    method says otherwise.
+    The copies of this rank's state in host memory. Its methods are called on the training thread,
+    except where a method says otherwise.
     """
 
     def __init__(self) -> None:
@@ -157,7 +160,8 @@ class Backups:
 
     def steps(self) -> tuple[int, ...]:
         """
-        Return the steps of which there is a complete copy. Can be called on any thread.
+        Return the numbers of the steps for which there is a complete copy of the state. Can be
+        called on any thread.
         """
         return tuple(sorted(copy.step for slot in self._slots if (copy := slot.copy) is not None))
 
@@ -214,7 +218,8 @@ class Backups:
 
     def drop_after(self, step: int) -> None:
         """
-        Drop the copies of steps later than `step`. Their memory is kept for later copies.
+        Drop the copies of steps later than `step`. The memory of these copies is kept for later
+        copies.
         """
         self.wait()
         for slot in self._slots:
@@ -223,8 +228,8 @@ class Backups:
 
     def give(self, shard: str, step: int) -> ShardPayload:
         """
-        Return the copy of a shard in the form in which it is sent to another rank. Can be called on
-        any thread.
+        Return the copy of the shard `shard` at the end of `step`, in the form in which shards are
+        sent to another rank. Can be called on any thread.
 
         Raises `OrderRefused` if there is no such copy.
         """
@@ -246,8 +251,8 @@ class Backups:
 
         `shards` are the names of this rank's shards. `room` takes the name and the description of a
         shard, and returns the tensors for its content. `settle` makes the user's objects use these
-        tensors. Raises `OrderRefused` if there is no copy of `step`, or if it does not fit the
-        user's objects.
+        tensors. Raises `OrderRefused` if there is no copy of `step`, or if the copy does not fit
+        the user's objects.
         """
         self.wait()
         copies = self._copy(step).shards
@@ -277,10 +282,11 @@ class Backups:
         """
         Return the slot for the next copy: an empty slot, or the slot of the oldest copy.
 
-        Return None if every copy but the oldest is later than step `sound`. Then it is not known yet
-        whether a newer copy is equal on all ranks, and all copies must stay. The oldest one is
-        needed if the newer ones are wrong. A newer one is needed if other ranks know already that
-        it is right, and have dropped the oldest one.
+        `sound` is the last step at whose end the states of all ranks are known to be equal. Return
+        None if all slots are full and every copy but the oldest is later than step `sound`. Then it
+        is not known yet whether the newer copies are equal on all ranks, and all copies must stay.
+        The oldest copy is needed if the newer copies are wrong. A newer copy is needed if other
+        ranks know already that this copy is right, and have dropped the oldest copy.
         """
         while len(self._slots) < copies:
             self._slots.append(_Slot())
@@ -291,8 +297,8 @@ class Backups:
 
     def _has_thread(self) -> bool:
         """
-        Start the thread that copies, if it does not run yet. Return False if the system cannot
-        start another thread.
+        Start the thread that makes the copies, if this thread does not run yet. Return False if the
+        system cannot start another thread.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="tft-backups", daemon=True)

@@ -1,10 +1,10 @@
 """
-Records the inputs of the model and the loss of each training step, so that digests of them can be
-compared.
+Records the inputs of the model and the loss of each training step, so that digests of the inputs
+and the loss can be compared.
 
 torch has hooks for the modules of one model, but a script may compute its loss in other modules and
-functions. So this module replaces two functions of torch while the inputs and the loss are
-recorded.
+functions. So this module replaces `nn.Module.__call__` and `torch.autograd.backward` when the
+recording begins.
 """
 
 import threading
@@ -19,16 +19,17 @@ from tft_pytorch.part_digests import digest
 Seen = Callable[[str, str], None]
 
 _native: dict[str, Any] = {}  # Any: functions of torch, each with another signature
-"""torch's own functions, which this module has replaced, by name."""
+"""The original functions of torch that this module has replaced, by a short name."""
 
 
 def watch_batches(seen: Seen) -> None:
     """
-    From now on call `seen("batch", digest)` for each call of a model with gradients enabled, and
-    `seen("loss", digest)` for each backward pass.
+    From now on call `seen("batch", digest)` whenever a model is called with gradients enabled, and
+    `seen("loss", digest)` for each backward pass. The digests are those of the model's inputs and
+    of the loss.
 
-    Only the present thread is watched. A call of a module inside the call of another module is not
-    a call of a model.
+    Only the present thread is watched. If a module calls another module, only the call of the outer
+    module counts.
     """
     if not _native:
         _native["call"] = nn.Module.__call__
@@ -61,8 +62,8 @@ def watch_batches(seen: Seen) -> None:
 
 def _tensors(tree: object) -> list[Tensor]:
     """
-    Return those tensors in the arguments of a model's call that are its input data: tensors that
-    need no gradient.
+    Return the tensors in `tree`, the arguments of a call of a model, that are input data. Tensors
+    that need a gradient do not count as input data.
     """
     if isinstance(tree, Tensor):
         return [] if tree.requires_grad else [tree]

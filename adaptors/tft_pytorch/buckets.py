@@ -1,9 +1,9 @@
 """
-DDP's buckets: which gradients are reduced together, and how tft restores the buckets after a
-rebuild.
+Restores the buckets of DDP when tft builds a new DDP after an incident. A bucket is a group of
+gradients that DDP reduces together.
 
 A new DDP puts the parameters into buckets before it knows in which order their gradients come.
-After its first backward it sorts the parameters into other buckets, by that order, and never
+After its first backward, the DDP sorts the parameters into other buckets by that order. It never
 changes these buckets again. gloo's results depend on the place of a number in its bucket. So a new
 wrapper must get the bucket layout of the wrapper that it replaces. Otherwise the first gradients
 after an incident differ in their last bits.
@@ -36,23 +36,24 @@ class BucketLayout:
     """
 
     order: tuple[int, ...]
-    """The indices of the trained parameters, in the order in which they fill the buckets."""
+    """The indices of the trained parameters, in the order in which these parameters fill the
+    buckets."""
     buckets: tuple[tuple[int, ...], ...] | None
-    """The buckets, each as a list of parameter indices. None if the DDP has finished its first
-    backward, and sorts its buckets at the next forward."""
+    """The buckets, each as a list of parameter indices. None if the DDP has finished only its first
+    backward. Such a DDP sorts its buckets at the next forward."""
 
 
 class Wrappers:
     """
-    The DDP instances in the object that the user's function `wrap` returned, and the bucket layout
-    of each.
+    The DDP instances in the object that the user's function returned, and the bucket layout of each
+    DDP. The user's function is `wrap` or the factory `make`.
     """
 
     def __init__(self, contributing: Callable[[], None] | None, *, early: bool = False) -> None:
         """
-        `contributing` is called in every step before this rank contributes to the last all-reduce.
-        If `early` is True, it is called at the end of each forward pass, too. Both are the
-        arguments of the hook `tft_watch`.
+        The function `contributing` is called in every step before this rank contributes to the last
+        all-reduce. If `early` is True, `contributing` is called at the end of each forward pass,
+        too. The hook `tft_watch` has received both arguments.
         """
         self._contributing = contributing
         self._early = early
@@ -62,12 +63,12 @@ class Wrappers:
 
     def settle(self, built: object) -> None:
         """
-        Find the DDPs in `built`, the result of the user's `wrap`. Give each DDP the bucket layout
-        of the earlier DDP that it replaces, if there was one.
+        Find the DDPs in `built`, the wrapper or model that the user's function has made. Give each
+        DDP the bucket layout of the earlier DDP that it replaces, if there was an earlier DDP.
 
         All ranks must call this method at the same time, because DDP compares the layouts of all
         ranks in two small broadcasts. Raises `UsageError` for a DDP whose gradient reduction tft
-        cannot repeat.
+        cannot repeat, or if `built` has another number of DDPs than before.
         """
         wrappers = _find(built)
         for ddp in wrappers:
@@ -92,7 +93,7 @@ class Wrappers:
         complete.
 
         A call costs 10 us for each DDP until the layout of the DDP is final, which is after the
-        second step. Then it costs nothing.
+        second step. Then a call costs next to nothing.
         """
         for index, ddp in enumerate(self._wrappers):
             if self._layouts is not None and not _decided(self._layouts[index]):
@@ -102,7 +103,7 @@ class Wrappers:
         """
         Drop the references to the DDPs, and remove their hooks on the parameters at once.
 
-        Otherwise a DDP that the user still refers to would act in the next backward.
+        Otherwise a DDP that the user still refers to would start all-reduces in the next backward.
         """
         for watch in self._watches:
             watch.remove()
@@ -181,17 +182,19 @@ def _watch(
 ) -> tuple[RemovableHandle, ...]:
     """
     Arrange that `contributing` is called in every step, before the last bucket of gradients is
-    all-reduced. If `early` is True, call it at the end of the forward, too. Return handles, whose
-    `remove` stops these calls.
+    all-reduced. If `early` is True, call `contributing` at the end of the forward, too. Return
+    handles, whose `remove` stops these calls.
 
     Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
-    ready before the last all-reduce. In two cases only a hook at the end of the forward calls it:
+    ready before the last all-reduce. In two cases only a hook at the end of the forward calls
+    `contributing`:
 
     - With `find_unused_parameters`, no parameter is sure to get a gradient.
     - On devices, the gradients are computed on another thread.
 
-    In these two cases, random numbers that are drawn between the forward and the all-reduces come
-    after the call. So the rank-local state that `contributing` captures does not include them.
+    In these two cases, random numbers that are drawn between the forward and the all-reduces are
+    drawn after the call. So the rank-local state that `contributing` captures does not include
+    these draws.
     """
 
     def say(*_: object) -> None:
@@ -210,16 +213,16 @@ def _watch(
 
 def _layout_of(ddp: Any) -> BucketLayout | None:
     """
-    Read the present layout of `ddp` from the DDP's statistics, after refreshing them. Return None
-    if the layout is not known yet.
+    Read the present bucket layout of `ddp` from the statistics that DDP collects for its logs. The
+    statistics are refreshed first. Return None if the layout is not known yet.
 
     DDP reports its buckets only in these statistics.
     """
     if ddp.find_unused_parameters:
-        return None  # such a DDP never sorts its buckets, so a new one has the same layout anyway
+        return None  # such a DDP never sorts its buckets, so a new DDP has the same layout anyway
     # The statistics are empty until the DDP has counted a forward with gradient reduction. In a
     # pipeline stage no forward counts, because only the last backward of a step starts all-reduces.
-    # This call makes the DDP count a forward, and does nothing else.
+    # This call of `prepare_for_forward` makes the DDP count a forward, and does nothing else.
     ddp.reducer.prepare_for_forward()
     # without this call, DDP collects statistics only in its first 10 forwards
     ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
@@ -246,8 +249,8 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
 
     This function simulates a first backward, in which the gradients come in the order of `layout`.
     The DDP then sorts its buckets, as it does at its second forward. Raises `UsageError` if the DDP
-    has other parameters or gets other buckets than before. Raises `InternalError` if it does not
-    sort its buckets.
+    has other parameters or gets other buckets than before. Raises `InternalError` if the DDP does
+    not sort its buckets.
     """
     parameters, sparse = _trained(ddp)
     if sorted(layout.order) != list(range(len(parameters))):
@@ -256,7 +259,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # DDP replaces a missing gradient by zeros, but not a sparse one
+        if expects_sparse:  # DDP replaces a missing gradient by zeros only if it is dense
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -293,9 +296,9 @@ def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its m
     Tell DDP's reducer that the gradients of the parameters have been computed, one by one, in the
     order `order`.
 
-    This must happen during a backward, because only the callbacks of a backward complete the
-    all-reduces. A backward through the parameters would call the user's hooks and write gradients.
-    So this function runs a backward through a separate tensor.
+    The reducer must be told during a backward, because only the callbacks of a backward complete
+    the all-reduces. A backward through the parameters would call the user's hooks and write
+    gradients. So this function runs a backward through a separate tensor.
     """
 
     def arrive(_: Tensor) -> None:

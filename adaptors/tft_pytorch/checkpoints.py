@@ -3,8 +3,8 @@ Writes and reads one shard as a checkpoint of torch.distributed.checkpoint.
 
 Model, optimizer, scheduler and the user's other objects are stored in the form that torch's
 `get_state_dict` and `state_dict` return. The entry `tft.meta` has the description from which this
-adaptor restores the shard exactly. The process that commits the checkpoint joins the metadata of
-all shards. Plain torch can then load the whole checkpoint without tft.
+adaptor restores the shard exactly. The process that commits the checkpoint (declares it complete)
+joins the metadata of all shards. Plain torch can then load the whole checkpoint without tft.
 """
 
 import shutil
@@ -66,12 +66,12 @@ def write(
     planner: DefaultSavePlanner | None = None,
 ) -> list[str]:
     """
-    Write `content` and the description `meta` under `directory`/`shard`, and sync the files. Return
-    the names of the files, relative to `directory`.
+    Write `content` and the packed description `meta` of the shard under `directory`/`shard`, and
+    sync the files. Return the names of the files, relative to `directory`.
 
     If a tensor is sharded, only this rank's part of the tensor is written. The position of the part
-    is stored in the description, and in the metadata that `join` writes. Files of an earlier
-    attempt under `directory`/`shard` are removed first.
+    in the whole tensor is stored in the description, and in the metadata that `join` writes. Files
+    of an earlier attempt under `directory`/`shard` are removed first.
     """
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
@@ -89,7 +89,8 @@ def load(
     directory: Path, shard: str, room: Callable[[bytes], Mapping[str, Tensor]]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Load a shard that `write` wrote. Return the description of the shard and its tensors.
+    Load a shard that `write` wrote. Return the packed description of the shard, and the shard's
+    tensors by name.
 
     `room` is a function that takes the description and returns the tensors into which the content
     is loaded. Raises `CheckpointCorrupt` if the files cannot be read.
@@ -104,8 +105,9 @@ def load(
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Join the metadata of the shards among `files` into the metadata of one checkpoint, and write it
-    under `directory`. Return the names of the written files, relative to `directory`.
+    Join the metadata of the shards among `files` into the metadata of one checkpoint, and write the
+    joined metadata into `directory`. Return the names of the written files, relative to
+    `directory`.
 
     Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if the
     metadata or the description of a shard cannot be read.
@@ -151,10 +153,10 @@ def placed(
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
     Convert metadata of a part of a tensor, which was stored as if it were a whole tensor. `known`
-    is the metadata and `index` the index of the part. Return both as torch stores them for a chunk
-    of the whole tensor.
+    is the metadata and `index` the index of the part. Return the metadata and the index in the form
+    that torch uses for a chunk of the whole tensor.
 
-    `whole` is the shape of the whole tensor, `at` the offset of the part in it.
+    `whole` is the shape of the whole tensor, `at` the offset of the part in the whole tensor.
     """
     chunk = ChunkStorageMetadata(offsets=torch.Size(at), sizes=known.size)
     placed = TensorStorageMetadata(
@@ -181,8 +183,8 @@ def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: one of several
 
 def read_meta(place: Path) -> bytes:
     """
-    Return the description of the shard that `write` wrote under `place`. Raises `CheckpointCorrupt`
-    if there is none.
+    Return the packed description of the shard that `write` wrote into the directory `place`. Raises
+    `CheckpointCorrupt` if the directory has no description.
     """
     known = FileSystemReader(place).read_metadata().state_dict_metadata.get(META)
     if not isinstance(known, TensorStorageMetadata):
@@ -211,9 +213,10 @@ def writing(what: str) -> Iterator[None]:
     """
     Turn torch's exception about a failed write into an ordinary exception.
 
-    torch's `CheckpointException` is not a subclass of `Exception`, so it would end the thread that
-    raises it. The message has neither the traceback nor the position in the file, so that equal
-    failures have equal messages. The log has both.
+    torch's `CheckpointException` is not a subclass of `Exception`. So `except Exception` does not
+    catch it, and the thread that raises it would end. The message of the ordinary exception has
+    neither the traceback nor the position in the file, so that equal failures have equal messages.
+    The log has the traceback and the position.
 
     Raises `OSError` if the system reported an error, else `RuntimeError`.
     """

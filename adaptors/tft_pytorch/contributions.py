@@ -1,13 +1,13 @@
 """
-A digest of what this rank alone contributes to the gradients of a step.
+Computes a digest of what this rank alone contributes to the gradients of a step.
 
 The gradient of one parameter near the input of the model is enough, because it depends on the
-activations and gradients of all later layers. The smallest of the first few parameters is watched,
-so that the digest costs next to nothing.
+activations and gradients of all later layers. This file notes the gradient of the smallest of the
+first few parameters, so that the digest costs next to nothing.
 
 The gradient of a distributed parameter (DTensor) exists only after it was reduced. If the model has
-no other parameters, the gradient of the output of a module near the input is watched, summed over
-all samples.
+no other parameters, this file notes another gradient instead: the gradient of the output of one
+layer near the input, summed over all samples.
 """
 
 from collections.abc import Iterable
@@ -21,32 +21,38 @@ from torch.utils.hooks import RemovableHandle
 from tft_pytorch.memory import flat_bytes, readable
 
 _NEAR = 8
-"""The number of parameters, from the first one on, of which the smallest is watched."""
+"""The number of parameters at the beginning of the model among which the smallest is chosen. Only
+the gradient of the chosen parameter is noted."""
 
 
 class Contributions:
     """
-    Notes the gradients of one parameter before they are reduced, or those of the output of one
-    module. Notes nothing until the first call of `digest`.
+    Notes the gradients of one parameter before the all-reduce changes them. In some models it notes
+    the gradients of the output of one module instead. Notes nothing until the first call of
+    `digest`.
     """
 
     def __init__(self) -> None:
         self._parameter: nn.Parameter | None = None
         self._module: nn.Module | None = None
-        """The module whose output is watched, because no parameter can be."""
+        """The module of whose output the gradient is noted. None if the gradient of a parameter is
+        noted."""
         self._handle: RemovableHandle | None = None
         self._wanted = False
         self._copy: tuple[Tensor, memoryview] | None = None
-        """Host memory for the gradient, if the parameter is in host memory."""
+        """Host memory into which the gradient is copied, as a tensor and as a view of its bytes.
+        None if the parameter is on a device."""
         self._gradients: list[Tensor] = []
-        """Copies of gradients that are digested at the end of the step: those on a device."""
+        """Copies of gradients that enter the digest only at the end of the step, for example
+        because they are on a device."""
         self._sum = xxhash.xxh3_64()
         self._empty = True
 
     def watch(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
         """
-        Watch one of `parameters` from now on, or one of the modules of `model`. Stop watching the
-        parameter or module of an earlier call.
+        Note the gradients of one of `parameters` from now on. If all of `parameters` are
+        distributed, note the gradients of the output of one module of `model`. Forget the parameter
+        or module of an earlier call.
         """
         self.let_go()
         trained = [p for p in parameters if p.requires_grad]
@@ -59,7 +65,7 @@ class Contributions:
 
     def let_go(self) -> None:
         """
-        Drop the references to the parameter and its gradients.
+        Drop the references to the watched parameter or module, and to the noted gradients.
         """
         if self._handle is not None:
             self._handle.remove()
@@ -69,8 +75,8 @@ class Contributions:
     def digest(self) -> int | None:
         """
         Return one digest (XXH3-64) of all gradients that the watched parameter has got since the
-        last call: one gradient for each backward. Return None if it has got none, or if this is the
-        first call, which only begins to watch.
+        last call: one gradient for each backward. Return None if the parameter has got no gradient.
+        Also return None at the first call, which only begins to note gradients.
         """
         if not self._wanted:
             self._wanted = True
@@ -85,7 +91,8 @@ class Contributions:
 
     def forget(self) -> None:
         """
-        Drop the gradients that were noted so far, for example those of a step that is given up.
+        Drop the gradients that were noted so far, for example the gradients of a step that is given
+        up.
         """
         self._gradients.clear()
         self._sum.reset()
@@ -118,7 +125,7 @@ class Contributions:
             kept is None
             or gradient.dtype != kept[0].dtype
             or gradient.is_sparse
-            or gradient.requires_grad  # the kept memory would become a part of its graph
+            or gradient.requires_grad  # else autograd would track the kept memory
         ):
             dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
             self._gradients.append(dense.clone())  # to wait for a device here is too slow
@@ -130,6 +137,6 @@ class Contributions:
 
 def _is_leaf(module: nn.Module) -> bool:
     """
-    Return whether a module has trained parameters, and no modules in it.
+    Return whether a module has trained parameters, and contains no other modules.
     """
     return not any(module.children()) and any(p.requires_grad for p in module.parameters())

@@ -1,14 +1,16 @@
 """
-The devices on which the ranks compute. No other file of the adaptors has code for devices other
-than the CPU.
+The devices on which the ranks compute. Apart from checks whether a tensor is on the CPU, no other
+file of the adaptors has code that depends on the kind of device.
 
 CUDA, Ascend NPU and XPU compute asynchronously: a call puts work into a queue of the device (a
 stream) and returns before the device has done the work. A collective on such a device raises no
-error when it is aborted. The device treats the collective as complete, but its result is wrong.
+error when it is aborted. The device treats the collective as complete, but the result of the
+collective is wrong.
 
 torch has the same functions for each kind of device (`torch.get_device_module`), and knows the
 collective backend of each kind: nccl, hccl or xccl (`get_default_backend_for_device`). A package
-such as torch_npu adds both for its device. So a new kind of device needs no code here.
+such as torch_npu adds the functions and the backend for its device. So a new kind of device needs
+no code here.
 """
 
 import os
@@ -33,8 +35,8 @@ _CPU = "cpu"
 _GLOO = "gloo"
 
 ABORT_LIMIT = 10.0
-"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. It
-can hang, and then the process must be replaced."""
+"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. An
+abort can also hang, and then the process must be replaced."""
 
 _ANSWER = 0.1
 """Seconds within which a device must answer whether it has work to do. A device that does not
@@ -45,14 +47,14 @@ _ENVIRONMENT = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "HCCL_ASYNC_ERROR_HANDLING": "0",
 }
-"""The values of environment variables of nccl and hccl with which a process survives the fault of
-another rank. With the default values, a watchdog of nccl or hccl ends the process as soon as it
-sees an error of a communicator."""
+"""Environment variables of nccl and hccl. With these values a process survives the fault of another
+rank. With the default values, a watchdog of nccl or hccl ends the process as soon as it sees an
+error of a communicator."""
 
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 """The environment variable that makes gloo connect two ranks only when they first send something to
-each other. Without this variable, every gloo group that exists beside a group of devices would
+each other. Without this variable, every gloo group that accompanies a group of nccl or hccl would
 connect each rank with all other ranks, in each incident."""
 
 
@@ -66,7 +68,7 @@ class Devices:
     """The kind of device by torch's name, such as `cuda` or `npu`. It is `cpu` if all parameters
     and buffers are on the CPU."""
     places: tuple[torch.device, ...] = (torch.device(_CPU),)
-    """The devices of this kind, by index."""
+    """The devices of this kind, in the order of their indices."""
 
     @property
     def backend(self) -> str:
@@ -78,7 +80,8 @@ class Devices:
     @property
     def asynchronous(self) -> bool:
         """
-        True if a call returns before the device has done its work. False for the CPU with gloo.
+        True if a call of torch returns before the device has done the work of the call. False for
+        the CPU with gloo.
         """
         return self.kind != _CPU or self.backend != _GLOO
 
@@ -106,7 +109,7 @@ class Devices:
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # the training loop raises the error, too
+            with suppress(RuntimeError):  # the training loop raises this error, too
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )
@@ -120,16 +123,17 @@ class Devices:
 
     def generators(self) -> list[bytes]:
         """
-        Return the state of each device's random generator, by the index of the device. The CPU's
-        generator is not among them.
+        Return the states of the devices' random generators, in the order of the device indices. The
+        state of the CPU's generator is not in the list.
         """
         return [self._module.get_rng_state(place).numpy().tobytes() for place in self._elsewhere]
 
     def restore_generators(self, states: Iterable[bytes]) -> None:
         """
-        Restore the states that `generators` has returned, here or on another rank.
+        Restore the states of random generators that the method `generators` has returned, on this
+        rank or on another rank.
 
-        Raises `OrderRefused` if the number of devices differs.
+        Raises `OrderRefused` if `states` comes from a rank with another number of devices.
         """
         kept = list(states)
         if len(kept) != len(self._elsewhere):
@@ -175,7 +179,7 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
 def unusable(kind: str) -> str:
     """
     Return why tft cannot recover tensors on this kind of device, as a sentence without its subject.
-    Return an empty text if tft can recover them.
+    Return an empty text if tft can recover such tensors.
     """
     if kind == _CPU:
         return ""
@@ -205,8 +209,8 @@ def host_memory(place: torch.device, size: int) -> memoryview:
     """
     Return writable host memory of `size` bytes, to which the device `place` copies fast.
 
-    If `place` is not the CPU, the memory is pinned. It is allocated while `place` is the current
-    device: otherwise each process would open a context on the first device of the node.
+    If `place` is not the CPU, the memory is pinned. The pinned memory is allocated while `place` is
+    the current device: otherwise each process would open a context on the first device of the node.
     """
     if place.type == _CPU:
         return memoryview(bytearray(size))
@@ -216,7 +220,7 @@ def host_memory(place: torch.device, size: int) -> memoryview:
 def host_tensor(like: Tensor) -> Tensor:
     """
     Return a contiguous tensor in host memory with the type and shape of `like`, to which the device
-    of `like` copies fast. Its content is undefined.
+    of `like` copies fast. The content of the new tensor is undefined.
     """
     if like.device.type == _CPU:
         return torch.empty(like.shape, dtype=like.dtype, device=_CPU)
@@ -233,9 +237,9 @@ def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> N
     For each pair in `copies`, copy the first tensor into the second, which is in host memory.
     Return when all copies are complete. Can be called on any thread.
 
-    Copies from a device use separate streams, so that they do not wait for work that the training
-    thread puts into its own streams meanwhile. Before the call, the devices must have done all work
-    on which the content of the tensors depends.
+    Copies from a device use separate streams, so that the copies do not wait for work that the
+    training thread puts into its own streams meanwhile. Before the call, the devices must have done
+    all work on which the content of the tensors depends.
     """
     pairs = list(copies)
     if not pairs:
@@ -251,8 +255,11 @@ def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> N
 
 def copier(flat: Tensor) -> Callable[[int, memoryview], Callable[[], None]]:
     """
-    Return the function `copy` that a `DeviceBuffer` needs for the tensor `flat`, which has bytes as
-    elements and one dimension.
+    Return the function `copy` of a `DeviceBuffer`, which is a buffer whose content is on a device.
+    The tensor `flat` has this content: it has one dimension, and its elements are bytes.
+
+    `copy` begins to copy bytes of `flat`, from an offset on, into host memory. It returns a
+    function that waits until they are copied.
     """
 
     def copy(offset: int, into: memoryview) -> Callable[[], None]:
@@ -277,7 +284,7 @@ def prepare_environment(devices: Devices) -> None:
     Set the environment variables with which a process on an asynchronous device survives the faults
     of other ranks. Must be called before the first group is formed.
 
-    A variable that the user has set to another value stays, and a warning names it.
+    A variable that the user has set to another value stays, and a warning names the variable.
     """
     if not devices.asynchronous:
         return
@@ -318,8 +325,8 @@ def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
     Abort the groups `aborted`, in this order. Return when all of them are aborted, which may take
     seconds.
 
-    With NCCL the aborts must be inside one NCCL group call. Otherwise they can wait for each other
-    (torch's issue 119797).
+    With NCCL the aborts must be inside one NCCL group call. Otherwise the aborts can wait for each
+    other (torch's issue 119797).
     """
     with _group_call(devices):
         for group in aborted:
@@ -346,7 +353,7 @@ def _group_call(devices: Devices) -> Iterator[None]:
 def discard(devices: Devices) -> None:
     """
     Abort all process groups, and remove them from torch's tables. No group is shut down in the
-    ordinary way, because that would wait for collectives that never complete.
+    ordinary way, because an ordinary shutdown would wait for collectives that never complete.
 
     Raises `OrderRefused` if the abort takes longer than `ABORT_LIMIT`.
     """
@@ -365,8 +372,8 @@ def _discard(devices: Devices) -> None:
 
 def within(limit: float, call: Callable[[], None]) -> bool:
     """
-    Call `call` on a new thread, and return whether it has returned within `limit` seconds. If
-    `call` raises an exception in this time, raise that exception.
+    Call `call` on a new thread, and return whether `call` has returned within `limit` seconds. If
+    `call` raises an exception within this time, raise the same exception.
     """
     errors: list[Exception] = []
 
@@ -417,7 +424,7 @@ def reported_error(devices: Devices) -> str:
 
 def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: no common base class
     """
-    Return the backend of a group for the devices. A group that is written in Python has no separate
-    backends: then return the group itself.
+    Return the backend of a group for the devices. A group whose class is written in Python has no
+    separate backends. For such a group, return the group itself.
     """
     return group if type(group) is not dist.ProcessGroup else group._get_backend(devices.places[0])

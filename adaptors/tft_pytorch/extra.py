@@ -1,6 +1,6 @@
 """
-Extra states of modules: values other than parameters and buffers that a module returns from
-`get_extra_state`, such as counters or the scales of 8-bit numbers.
+Keeps the extra states of modules. An extra state has values other than parameters and buffers that
+a module returns from `get_extra_state`, such as counters or the scales of 8-bit numbers.
 
 An extra state usually changes in the forward pass, so it is part of the rank-local state.
 """
@@ -18,8 +18,8 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, Plain, put_together
 
 LIMIT = 128 * 1024
-"""The most bytes that the extra states of all modules together may have, because they are copied at
-every step. This is half of the space for the rank-local state."""
+"""The most bytes that the extra states of all modules together may have. There is a limit because
+extra states are copied at every step. The limit is half of the space for the rank-local state."""
 SUFFIX = "_extra_state"
 """torch's own name for an extra state in a `state_dict`."""
 
@@ -56,7 +56,8 @@ class ExtraStates:
 
     def let_go(self) -> None:
         """
-        Drop the references to the modules of the model, because they may refer to process groups.
+        Drop the references to the modules of the model, because the modules may refer to process
+        groups.
         """
         self._modules = {}
 
@@ -72,8 +73,8 @@ class ExtraStates:
         Return None and 0 if no module has an extra state.
 
         Pass `closing=True` when a step is complete: `rewind` then restores the state of this call.
-        Raises `UsageError` for an extra state that cannot be kept, or if all together exceed
-        `LIMIT` bytes.
+        Raises `UsageError` for an extra state that cannot be kept, or if all extra states together
+        exceed `LIMIT` bytes.
         """
         if not self._modules:
             return None, 0
@@ -112,7 +113,7 @@ class ExtraStates:
 
     def rewind(self) -> None:
         """
-        Restore the extra states of the end of the last complete step.
+        Restore the extra states of the modules as they were at the end of the last complete step.
         """
         self.put_back(self._settled)
 

@@ -5,7 +5,7 @@ device mesh, or cut into pipeline stages.
 
 The user's factory `make` makes the objects at the start, and again after every incident. Between
 two calls of `make`, this module keeps the tensors of this rank without references to process
-groups. Then it puts the tensors into the new objects.
+groups. After a new call of `make`, this module puts the tensors into the new objects.
 """
 
 import gc
@@ -36,7 +36,7 @@ _PARTS = frozenset({"make", "data", "rng"})
 
 
 def adopt_make(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's own objects may have any type
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
 ) -> StateStore:
@@ -55,7 +55,7 @@ def adopt_make(
 
 def _check_make(
     parts: Mapping[str, Any], wrap: Callable[[], Any] | None
-) -> None:  # Any: the user's own objects, of any class
+) -> None:  # Any: the user's own objects may have any type
     unknown = sorted(parts.keys() - _PARTS)
     if unknown or wrap is not None:
         raise UsageError(
@@ -71,7 +71,7 @@ def _check_make(
 class FactoryMaker:
     """
     Calls the user's factory, and gives access to the objects that the factory has made. Implements
-    `tft_pytorch.state_store.Maker`.
+    the protocol `tft_pytorch.state_store.Maker`.
     """
 
     lasting = False
@@ -85,8 +85,8 @@ class FactoryMaker:
         self.column: Holders = ()
         self._shards: dict[str, Holders] = {}
         self._tried: dict[str, ShardContent] = {}
-        """The tensors of each shard as the trial in `learn` has found them: with the right names,
-        types and shapes, but without memory."""
+        """The content of each shard as the trial call of the factory in `learn` has shown it. Its
+        tensors have the right names, types and shapes, but no memory."""
         self._watch: RemovableHandle | None = None
 
     @property
@@ -101,7 +101,7 @@ class FactoryMaker:
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
         Call the user's factory once as a trial, over process groups that send nothing. Then free
-        the objects.
+        the objects that the factory has made.
 
         The trial shows which ranks hold which part of each tensor. The content of the tensors is
         wrong, because nothing that the factory sends between ranks arrives.
@@ -123,7 +123,7 @@ class FactoryMaker:
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
             raise OrderRefused("make has not been called yet, so this rank has no state to send")
-        held = self._parts.held(self.wrappers.layouts())  # `held` cannot read one shard alone
+        held = self._parts.held(self.wrappers.layouts())  # `Parts.held` reads all shards at once
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
 
@@ -161,8 +161,8 @@ class FactoryMaker:
 
     def build(self, kept: Mapping[str, ShardContent]) -> Made:
         """
-        Call the user's factory for the present groups, and put the content `kept` into the new
-        objects. Return these objects.
+        Call the user's factory for the present groups. Put `kept`, the content of this rank's
+        shards, into the new objects. Return the new objects.
         """
         with undisturbed():
             made = self._make()
@@ -182,11 +182,11 @@ class FactoryMaker:
 
 def _free() -> None:
     """
-    Free objects that refer only to each other, such as modules and their hooks, and the process
-    groups to which they refer.
+    Free objects that refer only to each other, such as modules and their hooks. Also free the
+    process groups to which only such objects refer.
 
-    This must happen before new groups are formed. Otherwise an old process group could be torn down
-    after the new group is formed.
+    These objects and groups must be freed before new groups are formed. Otherwise an old process
+    group could be torn down after the new group is formed.
     """
     meshes.forget()
     gc.collect()

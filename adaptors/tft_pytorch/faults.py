@@ -47,10 +47,10 @@ def waiting(frame: FrameType) -> bool:
     """
     Return whether a thread with this innermost Python frame may be waiting for other ranks.
 
-    A user's hook that runs inside the backward has a frame of its own, so it does not count as
-    waiting.
+    A user's hook that runs inside the backward has a frame of its own, so such a hook does not
+    count as waiting.
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # the caller decides: every kind of wait uses `threading`
+        caller = caller.f_back  # skip `threading` itself: every kind of wait uses it
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

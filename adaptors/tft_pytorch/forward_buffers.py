@@ -2,11 +2,11 @@
 Module buffers that the forward pass changes ("moving" buffers), such as the running statistics of
 BatchNorm.
 
-These buffers change outside every update window, and differently on each rank. So they are part of
-the rank-local state, as the RNG is: a step that is computed again starts from their earlier
-content. torch counts the in-place changes of each tensor, and this count shows which buffers move.
-The buffers of normalization layers always count as moving, because torch's native kernels change
-running statistics without counting.
+These buffers change outside every update window, and differently on each rank. So these buffers are
+part of the rank-local state, like the random generators. A step that is computed again starts from
+the earlier content of the buffers. torch counts the in-place changes of each tensor, and this count
+shows which buffers move. The buffers of normalization layers always count as moving, because
+torch's native kernels change running statistics without counting.
 """
 
 import os
@@ -25,10 +25,10 @@ from tft_pytorch.names import own_names
 INLINE = 224 * 1024
 """
 The most bytes of buffers that are stored in the rank-local state itself. Only buffers that are
-stored there outlive the process.
+stored in the rank-local state outlive the process.
 
-The shared memory for the rank-local state has 256 KiB. The rest of it is for the RNG (5 KiB) and
-the user's data position. ResNet-50 has 208 KiB of moving buffers.
+The shared memory for the rank-local state has 256 KiB. The rest of the shared memory is for the
+random generators (5 KiB) and the user's data position. ResNet-50 has 208 KiB of moving buffers.
 """
 
 _KEPT = 4
@@ -61,17 +61,17 @@ class RunningBuffers:
         self._begun = False
         self._settled: dict[str, object] | None = None
         self._still: dict[int, Tensor | None] | None = None
-        """Copies, in host memory, of the buffers that have never moved. Any of them may change for
-        the first time in a step that is interrupted and computed again. None if nothing is copied
-        yet."""
+        """Copies, in host memory, of the buffers that have never moved. Any of these buffers may
+        change for the first time in a step that is interrupted and computed again. None if nothing
+        is copied yet."""
         self.watch(model)
 
     def watch(self, model: nn.Module) -> None:
         """
         Watch the buffers of `model` from now on.
 
-        If `model` replaces an earlier model, it must have the same buffers in the same order. A
-        buffer that moved in the earlier model then counts as moving in `model`.
+        If `model` replaces an earlier model, `model` must have the same buffers in the same order.
+        A buffer that moved in the earlier model then counts as moving in `model`.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
         self.learn(model)
@@ -83,8 +83,8 @@ class RunningBuffers:
 
     def learn(self, model: nn.Module) -> None:
         """
-        Note the names of the buffers of `model`. The real model, which is made later in the same
-        way, will have the same names.
+        Note the names of the buffers of `model`. If `model` is only a trial model, the real model
+        is made later in the same way, and its buffers have the same names.
         """
         own = own_names(model)
         self._names = [
@@ -113,8 +113,8 @@ class RunningBuffers:
 
     def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
-        Return a copy of the present content of the moving buffers, as plain values for `restore`.
-        Return None if no buffer moves.
+        Return a copy of the present content of the moving buffers (those that the forward pass
+        changes), as plain values for `restore`. Return None if no buffer moves.
 
         Pass `closing=True` when a step is complete: `rewind` then restores this copy. `room` is the
         most bytes of content in the result. Larger content stays in this process, and the result
@@ -144,8 +144,9 @@ class RunningBuffers:
 
     def again(self, copy: object, room: int) -> object:
         """
-        Return a new copy of the buffers at the end of a step. `copy` was made when the update
-        window of the same step closed.
+        Return a new copy of the buffers at the end of a step. `copy` is the copy that was made when
+        the update window of the same step closed. Since then the tail of the step may have changed
+        the buffers.
 
         Return `copy` unchanged if it is None, or if its content was too large and stayed in the
         process.
@@ -156,15 +157,15 @@ class RunningBuffers:
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
-        Return those of `names_of_tensors` (the names of a shard's tensors) that name a buffer of
-        the model. The value is True if the buffer moves, else False.
+        Return a dict. Its keys are those of `names_of_tensors` (the names of a shard's tensors)
+        that name a buffer of the model. The value is True if the buffer moves, else False.
 
-        A buffer moves if this rank has seen it change in the forward pass. Then its content belongs
-        to this rank alone. A tensor of another object of the user, such as a moving average, may
-        have the name of a buffer. Then the tensor moves if the buffer does.
+        A buffer moves if this rank has seen it change in the forward pass. Then the content of the
+        buffer belongs to this rank alone. A tensor of another object of the user, such as a moving
+        average, may have the name of a buffer. Then the tensor moves if the buffer does.
 
-        Buffers with the value False are in the result too, because another rank may know that they
-        move. For example, the process of this rank may be too new to have seen a change.
+        Buffers with the value False are in the result too, because another rank may know that these
+        buffers move. For example, the process of this rank may be too new to have seen a change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
@@ -184,8 +185,8 @@ class RunningBuffers:
         Restore the content to which `copy` refers. `copy` was made in this process, or in the
         earlier process of this rank.
 
-        If the content was too large and stayed in the earlier process, it is lost. Then keep the
-        present content, which has come from another rank together with the shard. Raises
+        If the content was too large and stayed in the earlier process, the content is lost. Then
+        keep the present content, which has come from another rank together with the shard. Raises
         `MalformedMessage` if `copy` cannot be read.
         """
         if copy is not None and (
@@ -203,7 +204,7 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                # move the copy to the end of the dict, because the first ones are deleted first
+                # move the copy to the end of the dict, because the first copies are deleted first
                 kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)
@@ -217,8 +218,8 @@ class RunningBuffers:
 
     def rewind(self) -> None:
         """
-        Restore the buffers as they were at the end of the last complete step. Then they are of the
-        same step as the rest of this rank's state.
+        Restore the buffers as they were at the end of the last complete step. Then the buffers
+        belong to the same step as the rest of this rank's state.
         """
         if self._settled is not None:
             with torch.no_grad():

@@ -3,8 +3,8 @@ Notes which parameters have a gradient at the end of a step, and restores these 
 
 A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
 apply weight decay to a parameter with a zero gradient, even if the step does not use the parameter.
-They skip a parameter without a gradient. So when a step is computed again, the same parameters must
-have a gradient at its beginning.
+Optimizers skip a parameter without a gradient. So when a step is computed again, the same
+parameters must have a gradient at the beginning of the step.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ _NONE, _DENSE, _SPARSE = 0, 1, 2
 _EVERY_ONE = 4
 """The number of steps, from the first one on, at whose ends the gradients are always inspected."""
 _FURTHER = 16
-"""Later the gradients are inspected only once in this many steps, because a script handles its
-gradients in the same way in all steps."""
+"""After the first `_EVERY_ONE` steps, the gradients are inspected only once in this many steps,
+because a script handles its gradients in the same way in all steps."""
 
 
 class Gradients:
@@ -36,11 +36,12 @@ class Gradients:
         gradient."""
         self._open: list[nn.Parameter] = []
         """The trained parameters that had no gradient at the last inspection, while other
-        parameters had one. They may still get a gradient."""
+        parameters had one. These parameters may get a gradient later."""
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        From now on note which of `parameters` have a gradient, in this order.
+        From now on note which of `parameters` have a gradient. The notes are in the order of
+        `parameters`.
         """
         self._parameters = list(parameters)
         self._open = []
@@ -55,11 +56,12 @@ class Gradients:
 
     def ended(self) -> bytes | None:
         """
-        Note that a step has ended, in a loop that marks the end of its steps. Return `noted`.
+        Note that a step has ended. Called only for a training loop that marks the end of its steps.
+        Return the property `noted`, the kinds of gradients.
 
-        Not every step is inspected: only the first four, then every 16th. A further step is
-        inspected if a gradient has appeared that the last inspection missed, while other parameters
-        had gradients.
+        Not every step is inspected: only the first four, then every 16th. Another step is inspected
+        too if a trained parameter has a gradient now, but had none at the last inspection while
+        other parameters had gradients.
         """
         self._ended += 1
         if (
@@ -73,8 +75,8 @@ class Gradients:
     def put_back(self, noted: object) -> None:
         """
         Set the gradients for the beginning of the next step. `noted` is a result of the property
-        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient then,
-        else None.
+        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient when
+        `noted` was made, else None.
 
         The present gradients are always dropped, because the backward may have been interrupted
         while it added to them. Raises `MalformedMessage` if `noted` cannot be read.
@@ -85,7 +87,7 @@ class Gradients:
             raise MalformedMessage(
                 "the gradients in the rank-local state must be bytes, each of them 0, 1 or 2"
             )
-        # the lengths differ if the script was changed before it was resumed
+        # the lengths differ if the script was changed before the job was resumed
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))
         for parameter, kind in zip(self._parameters, kinds, strict=True):

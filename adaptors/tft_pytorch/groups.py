@@ -1,6 +1,7 @@
 """
-The process groups of this process. This module forms them under a new name, interrupts their
-collectives from another thread, and frees them completely.
+Manages the process groups of this process. At the start and after every incident, this module forms
+the groups under a new name. It interrupts the collectives of the groups from another thread, and
+frees the groups completely.
 """
 
 import sys
@@ -28,32 +29,32 @@ from tft_pytorch.sockets import census, cut
 log = structlog.get_logger()
 
 GROUP_TIMEOUT = timedelta(minutes=30)
-"""The time limit of collectives, which is torch's own default. This limit need not be short:
-`quiesce` ends a collective that hangs as soon as the controller has detected the fault, and a
-shorter limit could end a collective that is only slow."""
+"""The time limit of collectives, which is torch's own default. This limit need not be short: when
+the controller has detected a fault, `Groups.quiesce` ends the collectives that hang. A shorter
+limit could end a collective that is only slow."""
 
 STORE_TIMEOUT = timedelta(seconds=60)
 """The time within which the rendezvous store must answer. The store is a process on this machine or
-on another one. If the store dies, it is started again within a second."""
+on another machine. If the store dies, tft starts it again within a second."""
 
 _ATTEMPT = timedelta(seconds=0.5)
-"""The time limit of one attempt to reach the store. An attempt that has no connection yet cannot be
-interrupted. So attempts are short, and the code checks between two attempts whether `quiesce` was
-called."""
+"""The time limit of one attempt to reach the rendezvous store. An attempt that has no connection
+yet cannot be interrupted. So attempts are short. Between two attempts the code checks whether
+`Groups.quiesce` was called, which cancels the attempts."""
 
 _FREEING = 0.05
-"""The time in seconds in which groups are freed, which usually takes 10 ms. `_FREEING_MORE` seconds
-are added for each group."""
+"""The time in seconds for which `_Freeing.wait` waits until the old groups are freed.
+`_FREEING_MORE` seconds are added for each group. To free the groups usually takes 10 ms."""
 
 _FREEING_MORE = 0.005
 
 _FEW = 32
-"""The most ranks that use an all-reduce as their barrier. It was measured with 2 to 16 ranks on two
-cores: an all-reduce takes 0.4 to 1.0 times as long as a barrier."""
+"""The most ranks that use an all-reduce as their barrier. In measurements with 2 to 16 ranks on two
+cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
-"""Seconds between two cuts of all connections while a group is being formed, because new
-connections are made all the time."""
+"""If a group that is being formed is given up, its connections are cut again and again, because new
+connections are made all the time. This is the number of seconds between two cuts."""
 
 
 class Groups:
@@ -70,31 +71,34 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # the script may have set another default
+        self._token = torch.zeros(1, device="cpu")  # the script may have set another default device
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous
         device. None otherwise: the barrier then uses the default group."""
         self._stopped = False
-        """True if `quiesce` was called since the groups were formed. It is set before anything is
-        aborted, because on a device an aborted collective looks like a complete one."""
+        """True if `quiesce` was called since the groups were formed. The flag is set before any
+        group is aborted, because on a device an aborted collective looks like a complete
+        collective."""
         self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
         """The number of collectives of each group, and of messages of this process, that had begun
-        at the last successful call of `synchronize`. All of them were complete then."""
+        at the last successful call of `synchronize`. All of these collectives and messages were
+        complete then."""
         self._told = False
-        """True if `device.tell_unseen` was called, so that it prints its warning only once."""
+        """True if `device.tell_unseen` was called. That function must print its warning only
+        once."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
         self._freeing: _Freeing | None = None
-        """The threads that free the groups of the last `clear`."""
+        """The object whose threads free the groups that the last call of `clear` dropped."""
 
     def meet(self, refuses: bool | None = None) -> bool:
         """
         Wait until all ranks have called this method: the pre-update barrier. Return True if some
         rank refuses the update of the step.
 
-        `refuses` is True if this rank refuses the update. It is None on all ranks if no rank can
-        refuse: then return False.
+        `refuses` is True if this rank refuses the update. If no rank can refuse, `refuses` is None
+        on all ranks, and this method returns False.
 
         Ranks that can refuse use an all-reduce of `refuses`. Otherwise, up to `_FEW` ranks use an
         all-reduce, whose ring is faster than the many messages of a barrier. More ranks use a
@@ -120,7 +124,7 @@ class Groups:
 
         Raises `CalledOff` if a collective in this work may have been aborted, because its result is
         then wrong. Raises `DistBackendError` if a communicator reports an error. With
-        `closing=True`, neither is checked if no collective has begun since the last call.
+        `closing=True`, both checks are left out if no collective has begun since the last call.
         """
         self._devices.synchronize()
         begun = device.sequence(self._devices), watched.messages()
@@ -145,13 +149,14 @@ class Groups:
         more: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Join the process group `name` at the store. Return when all ranks have joined.
+        Join the process group `name` at the rendezvous store at `host` and `port`. Return when all
+        ranks have joined.
 
         Then call `more`, which forms further groups among these ranks. Raises `OrderRefused` if
         `quiesce` is called before the group is formed.
         """
         self.clear()
-        if self._freeing is not None:  # the sockets of old groups would be taken for the script's
+        if self._freeing is not None:  # else `census` would spare the old groups' sockets
             self._freeing.wait()
             self._freeing = None
         left = threading.Event()
@@ -181,7 +186,8 @@ class Groups:
         if devices.kind == "cpu":
             interruptible.install()
         else:
-            # For devices, torch combines two backends in one group. Both must be written in C++.
+            # For devices, torch combines two backends in one group. Both backends must be written
+            # in C++.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:
@@ -191,7 +197,7 @@ class Groups:
             device.tell_unseen(devices)
         # Each attempt to form a group increments this counter, even if the attempt fails. The
         # counter is part of the keys by which ranks find each other, so it must be equal on all
-        # ranks. So reset it.
+        # ranks. So reset the counter.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             devices.backends,
@@ -250,11 +256,11 @@ class Groups:
         Abort the groups of the devices on another thread, because an abort takes time. Cut gloo's
         connections afterwards.
 
-        If the connections were cut before the abort, those of the devices' groups would be cut too.
-        Other ranks would then see errors in collectives that they could still complete.
+        If the connections were cut before the abort, the connections of the devices' groups would
+        be cut too. Other ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
-            if self._spared is not spared:  # newer groups exist, which must not be aborted
+            if self._spared is not spared:  # groups were formed since: do not abort them
                 return
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
@@ -281,7 +287,7 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Drop all process groups. Other threads free them, and `form` waits for these threads.
+        Drop all process groups. Other threads free the groups, and `form` waits for these threads.
         Groups of an asynchronous device are aborted first. The connections of gloo are cut, for two
         reasons.
 
@@ -312,7 +318,7 @@ class Groups:
                 self._meeting = None
             self._begun = None
             self._freeing = _Freeing(groups)
-        sys.excepthook = self._excepthook  # torch wraps it once for each default group
+        sys.excepthook = self._excepthook  # torch has wrapped the hook for its default group
 
 
 def _drop_unfinished_backward() -> None:
@@ -321,9 +327,9 @@ def _drop_unfinished_backward() -> None:
 
     A backward that ends with an exception leaves its remaining work in the queue of its thread. The
     work refers to many objects, for example to a function of the user that refers to a process
-    group. torch drops the queue when the next backward begins. If this happened later, it could
-    free a group on the training thread, which would wait for the group's destructor. Now torch
-    itself still refers to the group, so dropping the queue does not free the group.
+    group. torch drops the queue when the next backward begins. If torch dropped the queue later,
+    this could free a group on the training thread, which would wait for the group's destructor. Now
+    torch itself still refers to the group, so dropping the queue does not free the group.
     """
     with torch.enable_grad():
         # on the CPU: the script may have set another default device
@@ -336,14 +342,14 @@ class _Freeing:
     the destructors of groups spend most of their time waiting.
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
-    a thread is not woken when its connection breaks (`interruptible.py` explains this). It then
-    waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If
-    the training thread waited for the group, the whole job would wait.
+    a thread is not woken when its connection breaks (`interruptible.py` explains this). The thread
+    then waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers.
+    If the training thread waited for the group, the whole job would wait.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         """
-        Begin to free the groups, and empty the list.
+        Begin to free the groups, and empty the list `groups`.
         """
         self._until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
         self._threads: list[threading.Thread] = []
@@ -356,7 +362,8 @@ class _Freeing:
 
     def wait(self) -> None:
         """
-        Wait until the groups are freed, but not longer than `_FREEING` seconds after the beginning.
+        Wait until the groups are freed. Give up `_FREEING` seconds after `__init__` was called,
+        plus `_FREEING_MORE` seconds for each group.
         """
         for thread in self._threads:
             thread.join(max(0.0, self._until - monotonic()))

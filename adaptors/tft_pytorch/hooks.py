@@ -1,5 +1,6 @@
 """
-The hooks that are the same for every adaptor whose ranks are joined by torch.distributed.
+Implements the hooks that are the same for every adaptor whose ranks communicate through
+torch.distributed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +70,8 @@ class TorchHooks(Generic[State]):
         self, hooks: StateHooks[State], groups: Groups, forming: Forming | None = None
     ) -> None:
         """
-        `forming` forms and frees the process groups. If it is None, `groups` does this. An adaptor
-        whose job has more than one group at a time must pass `forming`.
+        `forming` forms and frees the process groups. If `forming` is None, `groups` does this. An
+        adaptor whose job has more than one group at a time must pass `forming`.
         """
         self._hooks = hooks
         self._groups = groups

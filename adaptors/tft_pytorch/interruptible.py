@@ -7,9 +7,9 @@ gloo/transport/tcp/pair.cc): a thread that has received a part of a message, and
 sent a part of a message. Such a thread sleeps until the time limit of the group, half an hour. Both
 cases occur if a connection ends during a message, for example because the sender is killed.
 
-So gloo carries out each operation, but this module waits for the operation in short slices. The
-waiting thread can stop after any slice. `groups.py` later frees the group with its unfinished
-operation.
+So gloo carries out each operation, but this module waits for the operation in short time slices.
+The waiting thread can stop after any time slice. `groups.py` later frees the group with its
+unfinished operation.
 
 `InterruptibleGloo` replaces the name `ProcessGroupGloo` in `torch.distributed.distributed_c10d`.
 `init_process_group` and `new_group` of torch 2.13 look up this name when they make a group. So the
@@ -32,8 +32,8 @@ from torch.futures import Future
 from tft.spi import TrainingFault
 
 _SLICE = timedelta(milliseconds=20)
-"""The length of one slice of a wait. The slices delay no wait: a wait returns as soon as its
-operation is complete."""
+"""The length of one time slice of a wait. The time slices delay no wait: a wait returns as soon as
+its operation is complete."""
 
 _NO_LIMIT = timedelta(0)
 """The time limit that torch passes to `wait` if the caller has given no time limit."""
@@ -76,8 +76,8 @@ class _Waits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._promised: set[Future[None]] = set()
-        """The futures that have no result yet. Each gets its result once: when its operation is
-        over, or when the waits are cancelled."""
+        """The futures that have no result yet. Each future gets its result once: when its operation
+        is over, or when the waits are cancelled."""
         self.called_off = False
 
     def call_off(self) -> None:
@@ -196,8 +196,8 @@ class InterruptibleGloo(dist.ProcessGroup):
 
 class _Collective(dist.Work):
     """
-    A collective that gloo's own threads carry out. The calling thread can wait for it in short
-    slices.
+    A collective that gloo's own threads carry out. The calling thread can wait for the collective
+    in short time slices.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -221,7 +221,7 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # the slice is over, or the operation failed: `_outcome` raises why
+        except RuntimeError:  # time slice over, or operation failed: `_outcome` raises the error
             return self._native.is_completed()
 
     def _outcome(self) -> bool:
@@ -253,12 +253,14 @@ class _Collective(dist.Work):
 
 class _Blocking(_Collective):
     """
-    An operation for which a separate thread waits, because gloo cannot wait for it in slices.
+    An operation for which a separate thread waits, because gloo cannot wait for the operation in
+    short time slices.
 
     There are two kinds of such operations. The first is a message to or from a single rank: if a
-    wait for it exceeds a time limit, gloo ends the whole group. The second is a reduce-scatter:
-    gloo carries it out as all-reduces, and the wait itself then copies the result. So gloo's wait
-    can be called only once for each operation.
+    wait for the message exceeds a time limit, gloo ends the whole group. The second is a
+    reduce-scatter: gloo carries it out as all-reduces, and the wait itself then copies the result.
+    So gloo's wait must be called only once for each of these operations, and without a short time
+    limit.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -300,7 +302,7 @@ def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Wor
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
-        except RuntimeError as error:  # others mean wrong arguments, not a fault
+        except RuntimeError as error:  # other errors mean wrong arguments, not a fault
             _tell(error)
             raise
         return work(native, self._waits)

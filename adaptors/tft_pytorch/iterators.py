@@ -18,8 +18,9 @@ from tft.errors import UsageError
 
 _LARGEST_SEED = 2**31
 _PRIME = 1_000_003
-"""A number larger than the number of batches in an epoch. So the seeds for the batches of an epoch
-differ from those of the next epoch."""
+"""A prime that is assumed to be larger than the number of batches in an epoch. The seed that a
+loader's worker process sets for a batch is the seed of the epoch times this prime, plus the number
+of the batch. So the batches of two consecutive epochs have different seeds."""
 
 
 class Source(Protocol):
@@ -37,19 +38,21 @@ class Batches:
     Yields the batches of a plain `DataLoader`, epoch after epoch, from any position.
 
     A position consists of a seed, the epoch, and the number of batches that were read in the epoch.
-    To return to a position, no earlier item of the dataset is read.
+    To return to a position, `Batches` reads no earlier item of the dataset.
 
-    - The sampler's `set_epoch` is called at the beginning of each epoch, if it has one.
-    - The loader's generator is seeded again for each epoch, from its first seed and the epoch. A
-      loader without a generator gets one, whose seed is drawn from torch's default generator.
+    - The sampler's `set_epoch` is called at the beginning of each epoch, if the sampler has this
+      method.
+    - The loader's generator is seeded again for each epoch, from the generator's first seed and the
+      epoch. A loader without a generator gets a new generator, whose seed is drawn from torch's
+      default generator.
     - Workers seed the generators of torch, Python and numpy for each batch. So the random numbers
       that a worker draws depend on the batch only, not on the worker or on earlier batches.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         """
-        `loader` must have a dataset whose items have an index, and must make batches. Its settings
-        are copied: `Batches` never iterates over `loader`.
+        `loader` must have a dataset whose items have an index, and must make batches. The settings
+        of `loader` are copied: `Batches` never iterates over `loader` itself.
 
         Raises `UsageError` for a loader whose position cannot be known, and for a sampler that
         draws from torch's default generator.
@@ -107,7 +110,8 @@ class Batches:
 
     def state_dict(self) -> dict[str, int]:
         """
-        Return the position of the next batch: seed, epoch and number in the epoch.
+        Return the position of the next batch: the seed, the epoch, and how many batches of the
+        epoch come before it.
         """
         return {"seed": self._seed, "epoch": self.epoch, "taken": self._taken}
 
@@ -147,18 +151,18 @@ class Prefetcher:
 
     def __init__(self, source: Source) -> None:
         """
-        `source` must not draw from torch's default generator. Reading ahead changes when `source`
-        draws, so the model would draw other numbers after an incident.
+        `source` must not draw from torch's default generator. Reading ahead changes the moment at
+        which `source` draws. So the model would draw other numbers after an incident.
         """
         self._source = source
         self._ahead: list[Any] = []
-        """The batch that was read ahead; empty if there is none."""
+        """A list with the batch that was read ahead. Empty if no batch was read ahead."""
         self._before: Any = None
         """The position of the source before it returned the batch that was read ahead."""
 
     def next(self) -> Any:  # Any: a batch of the source, of any type
         """
-        Return the next batch: the one that was read ahead, or a new one.
+        Return the next batch: the batch that was read ahead, or else a new batch from the source.
         """
         return self._ahead.pop() if self._ahead else self._source.next()
 
@@ -233,7 +237,7 @@ class _Seeded(Dataset[Any]):
     items of a batch.
     """
 
-    def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset, of any class
+    def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset may have any type
         self._dataset = dataset
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
@@ -274,7 +278,7 @@ def _check(loader: "DataLoader[Any]") -> None:
             )
 
 
-def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers of any class
+def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers may have any type
     """
     Return the samplers that decide the order of the batches.
     """

@@ -39,8 +39,8 @@ class Room:
 
     def keep(self) -> None:
         """
-        Copy the arrived bytes into the tensor, if they were not written into its own memory. Called
-        when all bytes have arrived.
+        Copy the arrived bytes into the tensor, if the bytes were not written into the tensor's own
+        memory. Called when all bytes have arrived.
         """
         if self.staging is not None:
             with torch.no_grad():
@@ -57,8 +57,8 @@ class Awaited:
 
     def make(self, meta: bytes, tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
         """
-        Reserve memory for the content of `tensors`, in their order, and return it as buffers.
-        Memory that an earlier call has reserved is dropped.
+        Reserve memory for the content of `tensors`, in their order, and return this memory as
+        buffers. Memory that an earlier call has reserved is dropped.
         """
         rooms = [writable(name, tensor) for name, tensor in tensors.items()]
         self._made = meta, rooms
@@ -68,7 +68,8 @@ class Awaited:
         """
         Return the tensors by name, with the content that has arrived.
 
-        Raises `OrderRefused` if no memory was reserved for the description `meta`.
+        Raises `OrderRefused` if no memory was reserved for a shard with the packed description
+        `meta`.
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(
@@ -89,7 +90,8 @@ def in_place(tensor: torch.Tensor) -> bool:
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
     """
-    Return the memory of a tensor that is `in_place`, as bytes. The view keeps the memory alive.
+    Return a view of a tensor's memory as bytes. `in_place` must be True for the tensor. The view
+    keeps the memory alive.
     """
     flat = tensor.detach()
     if flat.dtype in _NUMPY_HAS:  # numpy makes a view of an array in half the time that torch needs

@@ -1,11 +1,11 @@
 """
-Empties the caches in which torch remembers device meshes.
+Empties the caches in which torch keeps results for device meshes.
 
 A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches results
 for distributed tensors by mesh, and these results refer to process groups. A mesh that is made
-after an incident equals the old mesh, so torch would use the old results for it. The collectives of
-tensor parallelism would then use groups that no longer exist. After the trial in
-`factory_maker.py`, they would use groups that send nothing.
+after an incident equals the old mesh, so torch would use the old results for the new mesh. The
+collectives of tensor parallelism would then use groups that no longer exist. After the trial call
+of the user's factory (see `factory_maker.py`), the collectives would use groups that send nothing.
 """
 
 import functools
@@ -35,7 +35,8 @@ def _found() -> list[Any]:
     Return all `functools.lru_cache` objects of `torch.distributed`.
 
     The search goes through all objects in memory, because some caches are inside closures. All
-    caches exist once the modules of torch are imported, because torch registers its operators then.
+    caches exist once the modules of torch are imported, because torch registers its operators
+    during the import.
     """
     made = type(functools.lru_cache(lambda: None))
     return [

@@ -19,12 +19,14 @@ _TRAINING = itemgetter(_KEY)
 
 
 MODES = "modes"
-"""The name of the buffer, in a shard, that holds the modes of the modules."""
+"""The name of the buffer, in a shard, that holds the modes of the modules (training or
+evaluation)."""
 
 
 class Modes:
     """
-    Notes the modes of the modules of some models, and restores them.
+    Notes the modes of the modules of some models (training or evaluation), and restores these
+    modes.
     """
 
     def __init__(self) -> None:
@@ -36,25 +38,27 @@ class Modes:
         self._given: bytearray | None = None
         self._counts = False
         """True if `put_back` must restore the modes that came from another rank, instead of the
-        modes that it is given."""
+        modes in its argument."""
 
     def watch(self, *models: nn.Module) -> None:
         """
-        Note the modes of the modules of `models` from now on, in their order.
+        From now on note the modes (training or evaluation) of the modules of `models`, in the order
+        of the modules.
 
         Modules that are added later are not noted.
         """
         every = [module for model in models for module in model.modules()]
         # leave out modules compiled to TorchScript, which do not keep the mode in this attribute
         self._modules = [module for module in every if _KEY in vars(module)]
-        # these dicts are read directly, because `module.training` takes four times as long
+        # the attribute dicts are read directly, because `module.training` takes four times as
+        # long
         self._fields = [vars(module) for module in self._modules]
         self._noted = None
 
     def noted(self, *, closing: bool) -> bytes | None:
         """
-        Return the modes at the end of the last complete step, for `put_back`. Return None if there
-        are no modules.
+        Return the modes of the modules (training or evaluation) at the end of the last complete
+        step, for `put_back`. Return None if there are no modules.
 
         Pass `closing=True` when a step is complete now: the present modes are noted first.
         """
@@ -69,7 +73,8 @@ class Modes:
 
     def present(self) -> bytes:
         """
-        Return the present modes, one byte for each module.
+        Return the present modes of the modules, one byte for each module: 1 for training, 0 for
+        evaluation.
         """
         return bytes(map(_TRAINING, self._fields))
 
@@ -83,7 +88,8 @@ class Modes:
 
     def give(self) -> tuple[Buffer, ...]:
         """
-        Return the modes at the end of the last step, as a buffer that is sent with a shard.
+        Return the modes of the modules (training or evaluation) at the end of the last step, as a
+        buffer that is sent with a shard.
 
         The receiver is a replacement of a lost rank, or a rank that left its loop before the end of
         that step. Such a rank does not know the modes that the other ranks had at the end of the
@@ -94,22 +100,22 @@ class Modes:
 
     def take(self) -> tuple[Buffer, ...]:
         """
-        Reserve memory for the modes of another rank, which has the same modules. Return the memory
-        as a buffer.
+        Reserve memory for the modes of the modules (training or evaluation) on another rank, which
+        has the same modules. Return the memory as a buffer.
         """
         self._given, self._counts = bytearray(len(self._modules)), False
         return (Buffer(name=MODES, view=memoryview(self._given)),) if self._given else ()
 
     def taken(self) -> None:
         """
-        Note that the modes of another rank have arrived. Until the next step ends on this rank,
-        `put_back` restores these modes.
+        Note that the modes of the modules (training or evaluation) have arrived from another rank.
+        Until the next step ends on this rank, `put_back` restores these modes.
         """
         self._counts = bool(self._given)
 
     def forget(self) -> None:
         """
-        Drop the modes that came from another rank.
+        Drop the modes of modules (training or evaluation) that came from another rank.
         """
         self._given, self._counts = None, False
 
@@ -130,6 +136,6 @@ class Modes:
                 "the modes of modules in the rank-local state must be bytes, one for each module"
             )
         if len(noted) != len(self._modules):
-            return  # the script was changed before it was resumed: keep the modes that it sets
+            return  # the script was changed before the job was resumed: keep its modes
         self.set(noted)
         self._noted, self._found = noted, []

@@ -2,8 +2,8 @@
 Notes and restores the settings that scripts change at the beginning of an iteration: the settings
 of parameter groups, such as the learning rate, and the state of the scheduler.
 
-A rank that has begun the next step may have other settings than a rank that has not. So after a
-fault tft restores the settings of the end of the last step.
+A rank that has begun the next step may have other settings than a rank that has not begun it. So
+after a fault tft restores the settings of the end of the last step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,27 @@ _CONTAINERS = (list, dict)
 
 class Settings:
     """
-    Notes the settings of some optimizers and a scheduler, and restores them.
+    Notes the settings of some optimizers (such as learning rates) and the state of a scheduler, and
+    restores both.
     """
 
     def __init__(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
-        self._scheduler: Any = None  # Any: user's own scheduler, of any class
+        self._scheduler: Any = None  # Any: the user's own scheduler may have any type
         self._groups: list[dict[str, Any]] | None = None
         self._scheduled: dict[str, Any] = {}
         self._tells = False
         """True if the scheduler's state can be read from its attributes, which is faster than a
         call of its `state_dict`."""
         self._containers: list[str] = []
-        """The keys of lists and dicts in the scheduler's state. They must be copied, because the
-        scheduler may change them in place."""
+        """The keys of lists and dicts in the scheduler's state. These lists and dicts must be
+        copied, because the scheduler may change them in place."""
 
-    # Any: `scheduler` is the user's own object, of any class
+    # Any: `scheduler` is the user's own object and may have any type
     def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
         """
-        Note the settings of these optimizers and of `scheduler` (or None) from now on.
+        From now on note the settings of `optimizers`, such as learning rates, and the state of
+        `scheduler`, which may be None.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
         self._scheduled = {}  # the state of the old scheduler may refer to the old optimizer
@@ -48,7 +50,8 @@ class Settings:
 
     def note(self) -> None:
         """
-        Note the present settings, at the end of a step, for `put_back`.
+        Note the present settings, such as learning rates, for `put_back`. Called at the end of a
+        step.
         """
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
@@ -62,16 +65,16 @@ class Settings:
 
     def forget(self) -> None:
         """
-        Forget the noted settings, so that `put_back` keeps the present settings. Called when a
-        further step is complete, or when the state of this rank now comes from another rank or a
-        checkpoint.
+        Forget the noted settings, such as learning rates, so that `put_back` keeps the present
+        settings. Called when a further step is complete, or when the state of this rank now comes
+        from another rank or a checkpoint.
         """
         self._groups = None
 
     def put_back(self) -> None:
         """
-        Restore the noted settings that the unfinished step has changed. Do nothing if no settings
-        are noted.
+        Restore those noted settings, such as learning rates, that the unfinished step has changed.
+        Do nothing if no settings are noted.
         """
         noted, self._groups = self._groups, None
         if noted is None:

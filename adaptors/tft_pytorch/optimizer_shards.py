@@ -17,7 +17,8 @@ from tft_pytorch.names import named_parameters, parameter_names
 from tft_pytorch.replicas import ReplicaOptimizer, set_groups
 
 State = dict[str, Any]
-"""A dict with the keys `state`, by parameter name, and `param_groups`. Any: optimizers keep values
+"""The state of an optimizer, as a dict with two keys. `state` has the state of each parameter by
+parameter name, `param_groups` has the settings. The values are Any, because optimizers keep values
 of any type."""
 
 
@@ -42,8 +43,8 @@ class OptimizerPart(Protocol):
 
     def settle(self, state: State) -> None:
         """
-        Put `state` into the optimizer. The masters already have their new content when this method
-        is called.
+        Put `state` into the optimizer. The masters (32-bit copies of 16-bit parameters) already
+        have their new content when this method is called.
         """
 
 
@@ -73,7 +74,8 @@ class Whole:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return an empty dict, because an ordinary optimizer has no masters.
+        Return an empty dict, because an ordinary optimizer has no masters (32-bit copies of
+        parameters).
         """
         return {}
 
@@ -90,8 +92,8 @@ class Whole:
 
 class Settings:
     """
-    The settings of the parameter groups of a `ReplicaOptimizer`, without any optimizer state. They
-    are the same on all ranks.
+    The settings of the parameter groups of a `ReplicaOptimizer`, without any optimizer state. These
+    settings are the same on all ranks.
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
@@ -106,7 +108,8 @@ class Settings:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return an empty dict, because the masters belong to `Share`.
+        Return an empty dict. The masters (32-bit copies of 16-bit parameters) belong to the class
+        `Share`.
         """
         return {}
 
@@ -119,8 +122,8 @@ class Settings:
 
 class Share:
     """
-    The optimizer state of this rank's share of a `ReplicaOptimizer`: of the parameters that this
-    rank owns, which means that it updates them."""
+    This rank's share of the state of a `ReplicaOptimizer`: the state for the parameters that this
+    rank owns. A rank owns the parameters that it updates."""
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
         names = parameter_names(model)
@@ -129,8 +132,8 @@ class Share:
 
     def state(self) -> State:
         """
-        Return the optimizer state of the owned parameters. They form one parameter group, which has
-        no settings.
+        Return the optimizer state of the parameters that this rank owns (updates). In the result
+        these parameters form one parameter group, which has no settings.
         """
         kept = self._optimizer.state
         held = {name: self._optimizer.kept_for(p) for name, p in self._owned.items()}
@@ -141,15 +144,16 @@ class Share:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return the masters of the owned 16-bit parameters.
+        Return the masters (32-bit copies) of the 16-bit parameters that this rank owns, by
+        parameter name.
         """
         found = {name: self._optimizer.master(p) for name, p in self._owned.items()}
         return {name: master for name, master in found.items() if master is not None}
 
     def settle(self, state: State) -> None:
         """
-        Put `state` into the optimizer, and set the owned 16-bit parameters to their rounded
-        masters.
+        Put `state` into the optimizer. Then set each owned 16-bit parameter to the rounded value of
+        its master, the 32-bit copy.
         """
         kept = self._optimizer.state
         kept.clear()
@@ -160,7 +164,8 @@ class Share:
 
 def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]:
     """
-    Return the parameter groups with parameter names in them, and with `params` as the first key.
+    Return the parameter groups of an optimizer with parameter names instead of parameters. In each
+    group `params` is the first key.
 
     After a state was loaded, torch has `params` as the last key. With a fixed order of keys, equal
     groups have equal digests.

@@ -1,6 +1,7 @@
 """
-Digests of plain values and tensors, and of the parts of a shard. Ranks use them to compare their
-copies of a shard, and the audit of a training loop uses them.
+Computes digests of plain values and tensors, and of the parts of a shard. Ranks use the digests to
+compare their copies of a shard. The audit uses them too: it looks for actions of a training loop
+that an incident cannot repair.
 """
 
 from collections.abc import Mapping
@@ -18,20 +19,20 @@ _SETTINGS = "optim.param_groups."
 """The prefix of the names of tensors that are settings of parameter groups. An example is a
 learning rate that is a tensor."""
 _COPIES = count(1)
-"""Yields a new number for each temporary copy of a tensor, in place of a memory address. The
-numbers are so small that no tensor has such an address."""
+"""Yields a new number for each temporary copy of a tensor. `_place` returns this number instead of
+a memory address. The numbers are so small that no tensor has such an address."""
 
 
 def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
     """
-    Return the digests of a shard by part (XXH3-128, hexadecimal). `payload` is in the form of
-    `tft_give`.
+    Return a digest of each part of a shard (XXH3-128, hexadecimal), by the name of the part.
+    `payload` is the content of the shard, as the hook `tft_give` returns it.
 
     The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), and one part for
     the scheduler and for each of the user's other objects, under its name. The part `description`
-    has all other plain values. Each module buffer that is named in `own` is a separate part, whose
-    name begins with `UNSLICED`. If the value of the buffer in `own` is True, its content differs
-    between ranks, so its digest is an empty text.
+    has all other plain values. Each module buffer whose name is a key of `own` is a separate part,
+    whose name begins with `UNSLICED`. If the value in `own` is True, the content of the buffer
+    differs between ranks, so the digest of the buffer is an empty text.
     """
     heads = plain_parts(payload.meta)
 
@@ -49,8 +50,8 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
 
 def plain_parts(meta: bytes) -> dict[str, bytes]:
     """
-    Return the plain values of a shard, packed, by the name of their part. `meta` is the description
-    of the shard.
+    Return the plain values (not tensors) of each part of a shard, packed, by the name of the part.
+    `meta` is the packed description of the shard, which has these values.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
@@ -72,9 +73,10 @@ def slice_content(
     """
     Return the content of a shard that its holders compare with each other, slice by slice.
 
-    `meta` is the description of the shard, `tensors` are its tensors by name. Module buffers, which
-    are named in `own`, are left out. Some of them differ between ranks, and the ranks do not agree
-    on which: each rank knows only the buffers that it has seen change.
+    `meta` is the packed description of the shard, `tensors` are the shard's tensors by name. The
+    keys of `own` are the names of module buffers. These buffers are left out. Some of the buffers
+    differ between ranks, and the ranks do not agree on which buffers differ: each rank knows only
+    the buffers that it has seen change.
     """
     kept = {name: tensor for name, tensor in tensors.items() if name not in own}
     return SliceContent(
@@ -86,9 +88,10 @@ def slice_content(
 
 def _place(tensor: Tensor) -> int:
     """
-    Return a number that changes if the content of the tensor is offered from other memory.
+    Return a number that stands for the memory from which the content of the tensor is read. If the
+    content is read from other memory later, the number is another.
     """
-    # a tensor that is not contiguous is offered as a copy, and each copy is in other memory
+    # a tensor that is not contiguous is read from a copy, and each copy is in other memory
     return tensor.data_ptr() if tensor.is_contiguous() else next(_COPIES)
 
 

@@ -1,6 +1,6 @@
 """
 Imports early the modules that torch would import late. A replacement process starts while the other
-ranks wait. After the process has joined the other ranks, an import would delay all of them.
+ranks wait. After the process has joined the other ranks, an import would delay all ranks.
 
 The list of modules was found by comparing `sys.modules` before and after a first step, a first move
 of a shard and a first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.
@@ -16,8 +16,8 @@ def preload() -> None:
     """
     Import the modules that torch imports late.
 
-    This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. It starts
-    no thread and touches no device, so the process can be forked.
+    This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. The import
+    starts no thread and touches no device, so the process can be forked.
     """
     import torch._dynamo  # noqa: F401 (the first `optimizer.step` would import it)
 

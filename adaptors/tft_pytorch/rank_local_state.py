@@ -1,11 +1,12 @@
 """
-Captures and restores the rank-local state. It consists of the random state of a rank, its data
-position, and the module buffers and extra states that its forward pass changes. It also has the
-modes of the modules, and says which parameters have gradients at the end of a step.
+Captures and restores the rank-local state. The rank-local state consists of the random state of a
+rank, its data position, and the module buffers and extra states that its forward pass changes. It
+also has the modes of the modules (training or evaluation), and says which parameters have gradients
+at the end of a step.
 
 The rank-local state is captured several times in each step: before the last all-reduce, when the
-update window opens, and when the window closes. So a capture must cost next to nothing. It takes
-3 us for torch's generator and a small data position.
+update window opens, and when the window closes. So a capture must cost next to nothing. A capture
+takes 3 us for torch's generator and a small data position.
 """
 
 import random
@@ -31,8 +32,9 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
-"""A data position that contains tensors is packed as a dict. Under this key the dict has the plain
-form of the position."""
+"""The key of an entry in a packed data position. A data position that contains tensors is packed as
+a dict. Under this key the dict has the position in plain form, which refers to the tensors by
+name."""
 
 _FLAT = frozenset({int, str, type(None)})
 """Types of values for which Python's `==` suffices to compare data positions: two equal values of
@@ -41,7 +43,7 @@ one of these types are always packed to the same bytes."""
 RNGS = ("torch", "python", "numpy")
 """The random generators that can be kept. torch's generator is always kept. The generators of
 Python and numpy are kept only if the user names them, because every capture reads a kept generator
-in full. This takes 8 us for Python's generator and 26 us for numpy's."""
+in full. To read Python's generator takes 8 us, to read numpy's generator takes 26 us."""
 
 
 class RankLocalState:
@@ -52,7 +54,7 @@ class RankLocalState:
     def __init__(
         self,
         model: nn.Module,
-        data: Any,  # Any: the user's own data object, of any class
+        data: Any,  # Any: the user's own data object may have any type
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)
@@ -60,8 +62,8 @@ class RankLocalState:
             raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
         self._data = data
         self._simple = True
-        """True if the data position can be packed unchanged, because it has plain values only. This
-        is fast."""
+        """True if the data position can be packed unchanged, because the position has plain values
+        only. To pack it unchanged is fast."""
         self._rngs = rngs
         self._only_torch = set(rngs) <= {"torch"}
         self._closed = b""
@@ -79,8 +81,8 @@ class RankLocalState:
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
         self.modes = Modes()
-        """Notes the modes of the modules. Like `extra`, it has no modules until its `watch` is
-        called."""
+        """Notes the modes of the modules (training or evaluation). Like `extra`, `modes` has no
+        modules until its method `watch` is called."""
         self.gradients = Gradients()
         self.gradients.watch(model.parameters())
 
@@ -116,7 +118,7 @@ class RankLocalState:
 
     def let_go(self) -> None:
         """
-        Drop the references to the model. The copies of its buffers and extra states stay.
+        Drop the references to the model. The copies of the model's buffers and extra states stay.
         """
         self.gradients.watch(())
         self.running.let_go()
@@ -155,7 +157,8 @@ class RankLocalState:
 
     def _packed_once(self, state: dict[str, object]) -> bytes:
         """
-        Return `state` packed. If the previous capture was equal, return its packed bytes again.
+        Return `state` packed. If the previous capture was equal, return the packed bytes of the
+        previous capture again.
 
         The captures at the beginning and the end of an update window are usually equal. Captures
         are compared only if none of their values can be changed in place.
@@ -190,10 +193,11 @@ class RankLocalState:
         since the update window closed.
 
         The result is the state that was captured when the update window closed, except for the
-        modes, extra states, running buffers and gradients. For these the present values are used.
+        modes, extra states, running buffers and gradients. For these values the present content is
+        used.
 
-        Pass `tail=True` if the loop has marked the end of the tail of the step. Else the loop may
-        still drop its gradients, so no gradient is noted.
+        Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
+        otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
         extra, size = self.extra.noted(closing=True)
         buffers = self.running.again(self._left[2], INLINE - size)
@@ -209,7 +213,7 @@ class RankLocalState:
     def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
-        zero, all others are dropped.
+        zero. All other gradients are dropped.
 
         Raises `MalformedMessage` if the adaptor `pytorch` did not capture `local_state`.
         """
@@ -218,8 +222,8 @@ class RankLocalState:
             raise MalformedMessage("the rank-local state was not captured by the adaptor pytorch")
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
-            # In this call a StatefulDataLoader makes its iterator, and draws random numbers for it.
-            # So the generators are restored after this call.
+            # In this call of `state_dict` a StatefulDataLoader makes its iterator, and draws
+            # random numbers for the iterator. So the generators are restored after this call.
             self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
@@ -240,8 +244,8 @@ class RankLocalState:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them.
+        Save the present state of the random generators and the modes of the modules (training or
+        evaluation). Return a function that restores the saved state and modes.
         """
         random_state, modes = self._random(), self.modes.present()
 
@@ -253,8 +257,9 @@ class RankLocalState:
 
     def rewind(self) -> None:
         """
-        Undo the changes of buffers and extra states that an unfinished forward pass has made. This
-        rank may have to give its state to another rank, and must not give these changes.
+        Undo the changes of buffers and extra states that an unfinished forward pass has made. The
+        reason: this rank may have to give its state to another rank, and these changes must not be
+        given.
         """
         self.running.rewind()
         self.extra.rewind()
@@ -262,7 +267,7 @@ class RankLocalState:
     def forget(self) -> None:
         """
         Note that the state of this rank now comes from another rank or a checkpoint. Until the next
-        rollback `rewind` does nothing.
+        rollback the method `rewind` does nothing.
         """
         self.running.forget()
         self.extra.forget()
@@ -292,7 +297,8 @@ class RankLocalState:
 
     def digests(self) -> dict[str, str]:
         """
-        Return the digests of `rng` and `data` (XXH3-128, hexadecimal).
+        Return a digest (XXH3-128, hexadecimal) of the random state under the name `rng`, and of the
+        data position under the name `data`.
         """
         return {
             name: xxhash.xxh3_128_hexdigest(pack(content))

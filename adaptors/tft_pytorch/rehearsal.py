@@ -20,11 +20,11 @@ from tft_pytorch.memory import readable
 from tft_pytorch.replicas import ReplicaOptimizer
 
 _KEPT = frozenset({"state", "param_groups", "defaults"})
-"""Attributes of optimizers that need no check, because their content is moved to the other rank or
-never changes."""
+"""The names of those attributes of optimizers that need no check. Their content is moved to the
+other rank, or never changes."""
 _PASSING = frozenset({"grad_scale", "found_inf", "_step_count"})
-"""Attributes that GradScaler and schedulers set in an optimizer. They need no check, because the
-state of the GradScaler or scheduler has the same values."""
+"""The names of attributes that GradScaler and schedulers set in an optimizer. These attributes need
+no check, because the state of the GradScaler or scheduler has the same values."""
 _DEPTH = 6
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -36,13 +36,13 @@ represented by its shape and a digest."""
 class Rehearsal:
     """
     Checks whether the state can be moved to another rank, when update windows number 1, 2, 4, 8 and
-    so on close. In a long training this costs next to nothing.
+    so on close. In a long training so few checks cost next to nothing.
     """
 
     def __init__(self, describe: Callable[[], object]) -> None:
         """
         `describe` is a function that makes the description of the state which another rank would
-        receive. It raises `UsageError` for state that cannot be sent.
+        receive. `describe` raises `UsageError` for state that cannot be sent.
         """
         self._describe = describe
         self._closed = 0
@@ -70,7 +70,8 @@ class Rehearsal:
         """
         Check the state if a check is due. Called when an update window closes.
 
-        Raises `UsageError` for state that cannot be moved, which an incident would lose.
+        Raises `UsageError` for state that cannot be moved to another rank. An incident would lose
+        such state.
         """
         self._closed += 1
         if self._closed & (self._closed - 1) or self._optimizer is None:
@@ -154,8 +155,9 @@ def _package(value: object) -> str:
 
 class _Gathered:
     """
-    Collects the numbers, tensors and random generators in the attributes of an optimizer. Comparing
-    two collections shows whether a step has changed them.
+    Collects the numbers, tensors and random generators in the attributes of an optimizer. A
+    comparison of the collections before and after a step shows whether the step has changed the
+    attributes.
     """
 
     def __init__(self, package: str, seen: set[int]) -> None:

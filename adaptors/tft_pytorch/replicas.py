@@ -1,16 +1,16 @@
 """
 An optimizer whose state is cut into shards. Several ranks hold each shard, so the loss of one rank
-loses no state. This takes less memory than a whole copy on every rank.
+loses no state. The shards take less memory than a whole copy of the state on every rank.
 
-The idea is that of MindSpeed's replica optimizer. The data-parallel group of `d` ranks is cut into
-`copies` replica groups of `k = d / copies` consecutive ranks. Each replica group shards the
-optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks have the same
-reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing is sent to keep
-them equal.
+The idea comes from the replica optimizer of MindSpeed, a training library. The data-parallel group
+of `d` ranks is cut into `copies` replica groups of `k = d / copies` consecutive ranks. Each replica
+group shards the optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ranks
+have the same reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing is
+sent to keep them equal.
 
 Each parameter belongs as a whole to one rank, as in torch's own `ZeroRedundancyOptimizer`. So every
-optimizer works that updates each parameter independently of the other parameters. The results have
-the same bits as without shards.
+optimizer can be used that updates each parameter independently of the other parameters. The results
+have the same bits as without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,8 @@ from tft.errors import UsageError
 LOW = frozenset({torch.float16, torch.bfloat16})
 """Types of parameters that are updated in float32, through a master copy of the weights."""
 _ALIGNED = 64
-"""The alignment of each parameter in its bucket, in bytes."""
+"""The alignment in bytes of each parameter in its bucket, which is one flat tensor for several
+parameters."""
 
 
 class ReplicaOptimizer(Optimizer):
@@ -43,9 +44,10 @@ class ReplicaOptimizer(Optimizer):
     With 32-bit gradients (`grad_dtype` of a parameter), which need no 32-bit copy, a rank needs
     `6 + 12 * copies / d` bytes.
 
-    The parameters are moved into flat buckets, one for each owner, type and device. Afterwards they
-    are views of the buckets. Distributed parameters stay in their own memory, and are copied into
-    the buckets for each exchange.
+    The parameters are moved into buckets, which are flat tensors. There is one bucket for each
+    owner (the rank that updates the parameters), type and device. Afterwards the parameters are
+    views of the buckets. Distributed parameters stay in their own memory, and are copied into the
+    buckets for each exchange.
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class ReplicaOptimizer(Optimizer):
             }
             for group in self.param_groups
         ]
-        # named `optim` as in ZeroRedundancyOptimizer, because other code looks for the inner
-        # optimizer there
+        # This attribute is named `optim` as in ZeroRedundancyOptimizer, because other code looks
+        # for the inner optimizer under this name.
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
@@ -105,16 +107,16 @@ class ReplicaOptimizer(Optimizer):
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
-        """True if all parameters on this rank are of the same step: those that other ranks own, and
-        those that this rank owns."""
+        """True if all parameters on this rank have the values of the same step: the parameters that
+        other ranks update, and those that this rank updates."""
         self._ready = True
 
     # ---------------------------------------------------------------- the interface of an optimizer
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
-        Update the parameters of this rank's share. `share_out` sends them to the other ranks when
-        the update window closes.
+        Update the parameters of this rank's share. The method `share_out` sends the updated
+        parameters to the other ranks when the update window closes.
 
         Raises `UsageError` for a closure, because a closure would start all-reduces with other
         ranks inside the update window.
@@ -150,7 +152,8 @@ class ReplicaOptimizer(Optimizer):
         Load this rank's share of the optimizer state `state_dict`, which must be the `state_dict`
         of an ordinary optimizer with the state of all parameters.
 
-        Raises `UsageError` if the parameter groups of the state have other numbers of parameters.
+        Raises `UsageError` if the parameter groups of the state have other numbers of parameters
+        than those of this optimizer.
         """
         every = [p for group in self.param_groups for p in group["params"]]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -193,26 +196,29 @@ class ReplicaOptimizer(Optimizer):
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold the same share as this rank.
+        Return the ranks that hold the same share of the optimizer state as this rank.
         """
         return self.ranks[self.share :: self.shares]
 
     def master(self, parameter: Tensor) -> Tensor | None:
         """
-        Return the 32-bit master of an owned parameter. Return None if the parameter has no master.
+        Return the master (32-bit copy) of a parameter that this rank owns. Return None if the
+        parameter has no master.
         """
         return self._masters.get(parameter)
 
     def kept_for(self, parameter: Tensor) -> Tensor:
         """
-        Return the tensor that is the key of an owned parameter in the optimizer's `state`. This is
-        the master of the parameter if there is one, else the parameter itself.
+        Return the tensor that is the key in the optimizer's `state` for a parameter that this rank
+        owns. The key is the master (32-bit copy) of the parameter if there is a master, else the
+        parameter itself.
         """
         return self._masters.get(parameter, parameter)
 
     def refresh(self) -> None:
         """
-        Set each owned 16-bit parameter to the rounded value of its master.
+        Set each 16-bit parameter that this rank owns to the rounded value of its master (32-bit
+        copy).
         """
         with torch.no_grad():
             for parameter, master in self._masters.items():
@@ -220,8 +226,8 @@ class ReplicaOptimizer(Optimizer):
 
     def taken(self) -> None:
         """
-        Note that this rank's share now comes from another rank or a checkpoint. Set each owned
-        16-bit parameter to the rounded value of its master.
+        Note that this rank's share now comes from another rank or a checkpoint. Set each 16-bit
+        parameter that this rank owns to the rounded value of its master (32-bit copy).
 
         From now on the masters are never made from the parameters.
         """
@@ -231,8 +237,8 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Use the state that was loaded into the inner optimizer: take its new state object, and copy
-        the settings of its parameter groups to `param_groups`.
+        Use the state that was loaded into the inner optimizer `optim`: take the new state object of
+        `optim`, and copy the settings of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
         set_groups(self.param_groups, self.optim.param_groups)
@@ -240,7 +246,7 @@ class ReplicaOptimizer(Optimizer):
     def replaced(self, *, everything: bool) -> None:
         """
         Note that the script has loaded new content into the inner optimizer `optim` and into the
-        masters.
+        masters (32-bit copies of parameters).
 
         Pass `everything=True` if the script has loaded the parameters that other ranks own, too.
         Masters and parameters keep the loaded content: the parameters are not rounded from the
@@ -252,7 +258,8 @@ class ReplicaOptimizer(Optimizer):
 
     def strayed(self) -> list[Tensor]:
         """
-        Return the owned parameters that differ from their rounded masters.
+        Return the 16-bit parameters that this rank owns and that differ from their rounded masters
+        (32-bit copies).
         """
         return [p for p, master in self._masters.items() if not _same_bits(p, master.to(p.dtype))]
 
@@ -261,8 +268,9 @@ class ReplicaOptimizer(Optimizer):
         Form the replica groups within the default group, and copy each parameter from its owner to
         the other ranks. All ranks call this method at the same time.
 
-        The owned 16-bit parameters are first rounded from their masters. Before the first step they
-        are not: then `settled` copies the parameters into the masters.
+        The 16-bit parameters that a rank owns are first rounded from their masters (32-bit copies).
+        Before the first step the parameters are not rounded: then the method `settled` copies the
+        parameters into the masters.
         """
         if not self._fresh:
             self.refresh()
@@ -276,8 +284,9 @@ class ReplicaOptimizer(Optimizer):
 
     def settled(self) -> None:
         """
-        Copy the parameters into their masters, if no step has been done yet. Called after the
-        wrapper was built, because a DDP makes the parameters equal on all ranks when it is built.
+        Copy the parameters into their masters (32-bit copies), if no step has been done yet. Called
+        after the wrapper was built, because the constructor of a DDP makes the parameters equal on
+        all ranks.
         """
         if self._fresh:
             with torch.no_grad():
@@ -286,8 +295,8 @@ class ReplicaOptimizer(Optimizer):
 
     def share_out(self) -> None:
         """
-        Exchange parameters within the replica group. Each rank sends the parameters that it owns to
-        the other ranks.
+        Exchange parameters within the replica group, whose ranks together update all parameters.
+        Each rank sends the parameters that it updates to the other ranks of the group.
 
         Does nothing if there is no replica group.
         """
@@ -311,14 +320,16 @@ class ReplicaOptimizer(Optimizer):
 
     def _members(self) -> tuple[int, ...]:
         """
-        Return the ranks of this rank's replica group, in the order of the shares.
+        Return the ranks of this rank's replica group, in the order of their shares. The ranks of a
+        replica group exchange parameters.
         """
         first = self.rank - self.share
         return self.ranks[first : first + self.shares]
 
     def clear(self) -> None:
         """
-        Drop the reference to the replica group.
+        Drop the reference to the replica group, the process group in which parameters are
+        exchanged.
         """
         self._group = None
 
@@ -330,8 +341,8 @@ def _place(
     rank: int | None, world: int | None, group: dist.ProcessGroup | None
 ) -> tuple[int, tuple[int, ...]]:
     """
-    Return the ranks that have the same parameters as this rank, and the index of this rank among
-    them. The index comes first.
+    Return the index of this rank among the ranks that have the same parameters, and then these
+    ranks.
 
     Raises `UsageError` if neither `group` alone nor both of `rank` and `world` are given.
     """
@@ -347,7 +358,7 @@ def _place(
 
 def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
-    Return the number of this rank's share, and the number of shares.
+    Return the number of this rank's share of the optimizer state, and how many shares there are.
 
     Raises `UsageError` if `copies` is less than 2 or does not divide `world`.
     """
@@ -367,10 +378,11 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    Assign each parameter to a share. Return the number of the share by parameter.
+    Assign each parameter to a share. Return a dict that has the number of the share under each
+    parameter.
 
-    The parameters are assigned from the largest to the smallest. Each goes to the share with the
-    fewest elements so far.
+    The parameters are assigned from the largest to the smallest. Each parameter goes to the share
+    that has the fewest elements so far.
     """
     load = [0] * shares
     owners: dict[Tensor, int] = {}
@@ -383,11 +395,12 @@ def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
 
 class _Bucket:
     """
-    One contiguous piece of memory for the parameters of one owner, type and device.
+    One contiguous piece of memory for the parameters of one owner (the rank that updates them),
+    type and device.
 
-    Ordinary parameters are moved into the bucket, so they can be sent without a copy. A distributed
-    parameter cannot be moved, because a framework such as FSDP manages its memory. So this rank's
-    part of the parameter is copied.
+    Ordinary parameters are moved into the bucket, so that they can be sent without a copy. A
+    distributed parameter cannot be moved, because a framework such as FSDP manages its memory. So
+    this rank's part of such a parameter is copied into the bucket.
     """
 
     def __init__(self, alike: list[Tensor]) -> None:
@@ -424,8 +437,8 @@ class _Bucket:
 
 def _as(part: Tensor, room: Tensor) -> Tensor:
     """
-    Return `room` as a view with the shape of `part`. If `part` is dense in a channels-last memory
-    format, the view has the strides of `part` too.
+    Return a view of the flat buffer `room` that has the shape of the tensor `part`. If `part` is
+    dense in a channels-last memory format, the view has the strides of `part` too.
     """
     dense = any(
         part.is_contiguous(memory_format=order)
@@ -446,7 +459,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def set_groups(groups: Iterable[dict[str, Any]], told: Iterable[dict[str, Any]]) -> None:
     """
     Copy the settings of each parameter group in `told` into the corresponding group in `groups`. Do
-    not copy `params`.
+    not copy the entry `params`, the list of parameters.
     """
     for group, values in zip(groups, told, strict=True):
         group.update({key: value for key, value in values.items() if key != "params"})
@@ -456,7 +469,9 @@ def _bucketed(
     parameters: Iterable[Tensor], owners: Mapping[Tensor, int], shares: int
 ) -> list[list[_Bucket]]:
     """
-    Return the buckets of each owner, one for each type and device.
+    Put the parameters into buckets, one bucket for each owner, type and device. Return a list that
+    has the buckets of each owner at the owner's index. `owners` has the index of each parameter's
+    owner.
     """
     sorts: list[dict[tuple[torch.dtype, torch.device], list[Tensor]]] = [{} for _ in range(shares)]
     for parameter in parameters:
@@ -467,7 +482,8 @@ def _bucketed(
 
 def _hand_down(parameter: Tensor, master: Tensor) -> None:
     """
-    Give a master the gradient of its parameter, converted to the master's type.
+    Give a master (the 32-bit copy of a parameter) the gradient of its parameter, converted to the
+    master's type.
 
     If the gradient already has that type, the master gets the same tensor, not a copy.
     """
@@ -482,7 +498,8 @@ def _hand_down(parameter: Tensor, master: Tensor) -> None:
 
 def _give_back(parameter: Tensor, master: Tensor) -> None:
     """
-    Drop the gradient of a master if it is the gradient tensor of the parameter itself.
+    Drop the gradient of a master (32-bit copy) if this gradient is the same tensor as the gradient
+    of the parameter.
 
     Otherwise this tensor would stay in memory while the gradient of the next step is computed.
     """

@@ -1,10 +1,11 @@
 """
-The content of one shard on this rank at one moment, and the description of this content, which is
-sent to another rank before the tensors.
+Represents the content of one shard on this rank at one moment. This module also makes the
+description of the content, which is sent to another rank before the tensors.
 
 The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`),
 because a shard is saved under these names. The master (32-bit copy) of a 16-bit parameter is named
-`master.…`. It is sent instead of the parameter, which is rounded from the master.
+`master.…`. The master is sent instead of the parameter, and the receiving rank rounds the parameter
+from the master.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,23 +30,28 @@ class ShardContent:
     """
 
     form: int
-    """The version of the description. A description of another version is refused."""
+    """The version of the format of the shard's description. A description of another version is
+    refused."""
     tensors: dict[str, Tensor]
-    """This rank's tensors, or parts of tensors, by name, in the order in which they are moved."""
+    """This rank's tensors, or parts of tensors, by name, in the order in which they are sent to
+    another rank."""
     optimizer: Plain
     others: dict[str, Plain]
-    """The shard's part of the scheduler and similar objects, by name."""
+    """The shard's part of the state of the scheduler and similar objects, as plain values by the
+    name of the object."""
     layouts: Any = None  # Any: plain values from `Wrappers.layouts`
-    """The bucket layouts of the DDPs whose parameters are in the shard."""
+    """The bucket layouts of the DDPs whose parameters are in the shard. A bucket layout says which
+    gradients a DDP reduces together."""
     groups: list[list[str]] | None = None
-    """The names of the parameters in each parameter group; None if the description has no such
-    list."""
+    """The names of the parameters in each parameter group; None if the description of the shard has
+    no such list."""
     spans: dict[str, Span] | None = None
     """The positions of those tensors that are parts of larger tensors, by name. None if the
-    description has no positions."""
+    description of the shard has no positions."""
     extra: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
-    """Extra states of modules, by torch's names for them. They are used for checkpoints only: after
-    an incident a rank uses the extra states in its rank-local state."""
+    """Extra states of modules (see `get_extra_state` of torch), by torch's names for these states.
+    They are used for checkpoints only: after an incident a rank uses the extra states in its
+    rank-local state."""
 
     def meta(self) -> bytes:
         """
@@ -62,8 +68,8 @@ class ShardContent:
 
     def payload(self) -> ShardPayload:
         """
-        Return the content in the form in which it is sent to another rank. The buffers are the
-        tensors' own memory where possible, else copies.
+        Return the content of the shard in the form in which it is sent to another rank. The buffers
+        are the tensors' own memory where possible, else copies.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -72,7 +78,8 @@ class ShardContent:
 
     def bare(self) -> "ShardContent":
         """
-        Return a copy whose tensors have no content: they are on torch's meta device.
+        Return a copy of this `ShardContent` whose tensors have no content: they are on torch's meta
+        device.
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
@@ -86,7 +93,7 @@ class ShardContent:
 def spans_of(meta: bytes) -> dict[str, Span]:
     """
     Return the positions of those tensors of a shard that are parts of larger tensors, by name.
-    `meta` is the description of the shard.
+    `meta` is the packed description of the shard.
 
     A position is the shape of the whole tensor and the offset of the part. The result is empty if
     no tensor of the shard is a part of a larger tensor.

@@ -1,6 +1,6 @@
 """
-The state of a rank whose model is sharded: this rank's part of every tensor, and the position of
-the part in the whole tensor.
+Reads and writes the state of a rank whose model is sharded. The state consists of this rank's part
+of every tensor, and the position of the part in the whole tensor.
 
 This state does not refer to the process groups over which the model is sharded. So it can outlive
 the groups, be sent to other processes, and be put into a model that is made anew.
@@ -32,7 +32,8 @@ from tft_pytorch.tensor_metadata import described, read
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _FORM = 2
-"""The version of a shard's description. A description of another version is refused."""
+"""The version of the format of a shard's description. A description of another version is
+refused."""
 
 
 def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tensors
@@ -58,9 +59,11 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
 
 def room(meta: bytes, here: ShardContent) -> ShardContent:
     """
-    Return the shard that `meta` describes, with new tensors that are still to be filled.
+    Return the content of the shard that the packed description `meta` describes. Its tensors are
+    new and must still be filled.
 
-    Raises `OrderRefused` if the shard is not the same part of the same model as `here`.
+    `here` is the content of this rank's own shard. Raises `OrderRefused` if the two shards are not
+    the same part of the same model.
     """
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=device)
@@ -80,7 +83,8 @@ def room(meta: bytes, here: ShardContent) -> ShardContent:
 
 def filled(meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent:
     """
-    Return the shard that `meta` describes, with `tensors` as its tensors.
+    Return the content of the shard that the packed description `meta` describes, with `tensors` as
+    its tensors.
     """
     told = read(meta, _FORM)
     return ShardContent(
@@ -106,10 +110,10 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     """
     Raise `OrderRefused` if the shard `found` does not fit the shard `here` of this rank.
 
-    Both must have the settings of the same parameter groups, with the same parameters in each
-    group. Otherwise settings would be used for wrong parameters. Both must have state of the same
-    `others`, such as a scheduler. An object without state in `found` would stay as the factory made
-    it.
+    Both shards must have the settings of the same parameter groups, with the same parameters in
+    each group. Otherwise settings would be used for wrong parameters. Both shards must have state
+    of the same `others`, which are objects such as a scheduler. Otherwise an object whose state
+    `found` lacks would stay as the factory made it.
     """
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
@@ -125,8 +129,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # A shard without settings may get state of more objects than it has now. For example, an object
-    # that keeps moving averages may have none yet on this rank.
+    # A shard without settings of parameter groups may get state of more objects than it has now.
+    # For example, an object that keeps moving averages may have none yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:
@@ -138,14 +142,16 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
 
 def _settled(held: ShardContent) -> list[int]:
     """
-    Return the indices of the parameter groups whose settings are in the shard.
+    Return the indices of the parameter groups whose settings, such as the learning rate, are in the
+    shard.
     """
     return [number for number, group in enumerate(_groups(held)) if group.keys() - {"params"}]
 
 
 def _group_numbers(held: ShardContent) -> dict[str, int]:
     """
-    Return the index of the parameter group of each parameter in the shard, by parameter name.
+    Return, by parameter name, the index of the parameter group to which each parameter of the shard
+    belongs.
     """
     return {name: n for n, group in enumerate(_groups(held)) for name in group["params"]}
 
@@ -162,7 +168,7 @@ def _group(number: int | None) -> str:
 
 class _Draft:
     """
-    The content of one shard while the tensors and values for it are collected.
+    The content of one shard while the tensors and values for this content are collected.
     """
 
     def __init__(self) -> None:
@@ -170,7 +176,7 @@ class _Draft:
         self.spans: dict[str, Span] = {}
         self.state: dict[str, Any] = {}  # Any: optimizers keep values of any type
         self.groups: list[dict[str, Any]] = []
-        self.others: dict[str, Any] = {}  # Any: states of objects of any class
+        self.others: dict[str, Any] = {}  # Any: these states may have any type
         self.layouts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
 
@@ -190,17 +196,17 @@ class _Draft:
 
 class Parts:
     """
-    Reads the state out of the objects that the factory made, and puts state into them. Tensors are
-    identified by their names.
+    Reads the state out of the objects that the user's factory made, and puts state into these
+    objects. Tensors are identified by their names.
 
     Create a `Parts` only while no forward pass runs. During a forward pass FSDP replaces the
-    parameters of the model by temporary tensors, and a `Parts` would keep those.
+    parameters of the model by temporary tensors, and a `Parts` would keep these temporary tensors.
     """
 
     def __init__(self, made: Made) -> None:
         """
-        Raises `UsageError` for objects that cannot be kept, or if it cannot be known which ranks
-        hold which tensor.
+        Raises `UsageError` if the state of an object in `made` cannot be kept, or if it cannot be
+        known which ranks hold which tensor.
         """
         self.made = made
         _check(made)
@@ -217,8 +223,8 @@ class Parts:
             for name, module in model.named_modules()
             if isinstance(module, DDP)
         }
-        """The ranks that hold the parameters of each DDP, by the name of the DDP, in the order in
-        which `Wrappers` has the DDPs."""
+        """The ranks that hold the parameters of each DDP, by the name of the DDP. The DDPs have the
+        same order as in the class `Wrappers`."""
         self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
         self._dealt: frozenset[str] = frozenset()
         """The names of the parameters that a `ReplicaOptimizer` divides into shares. `_owned` has
@@ -232,11 +238,11 @@ class Parts:
 
     def shards(self) -> dict[str, Holders]:
         """
-        Return the shards of this rank by name, each with all ranks that hold it.
+        Return the shards of this rank by name, each with all ranks that hold the shard.
 
         Tensors with the same holders form one shard. The shard with the most holders comes first.
-        If the optimizer is a `ReplicaOptimizer`, this rank's share is a further shard. It has the
-        parameters that this rank updates.
+        If the optimizer is a `ReplicaOptimizer`, this rank's share is a further shard. This share
+        has the parameters that this rank updates.
         """
         found = {self._kinds.name(holders): holders for holders in self._kinds.all}
         if self._replicas is not None:
@@ -247,7 +253,8 @@ class Parts:
     @property
     def column(self) -> Holders:
         """
-        The ranks that compute with the same copy of the model as this rank (see `TensorHolders`).
+        The ranks that compute with the same copy of the model as this rank (see
+        `TensorHolders.column`).
         """
         return self._kinds.column
 
@@ -259,7 +266,7 @@ class Parts:
 
         The tensors in the result are the tensors in use, not copies. State that belongs to no
         parameter, such as the scheduler's, is in the first shard. `layouts` is the result of
-        `Wrappers.layouts`.
+        `Wrappers.layouts`: the bucket layouts of the DDPs.
         """
         kinds = {holders: _Draft() for holders in self._kinds.all}
         share = _Draft()
@@ -273,8 +280,8 @@ class Parts:
         for group in optimizer.param_groups:
             names = [self._names[p] for p in group["params"]]
             for kind, draft in kinds.items():
-                # List only parameters of this shard. All its holders must make the same list, but
-                # the other shards of one holder may be missing on another.
+                # List only parameters of this shard. All holders of the shard must make the same
+                # list, but a holder may have other shards that another holder does not have.
                 own_names = [name for name in names if self._kinds[name] == kind]
                 draft.groups.append({**(group if draft is first else {}), "params": own_names})
             for name in names:
@@ -296,15 +303,15 @@ class Parts:
     def layouts(self, held: Sequence[ShardContent]) -> list[Any]:  # Any: from `Wrappers.layouts`
         """
         Return the bucket layout of each DDP from the shards `held`, in the order of the DDPs in
-        `Wrappers`. None for a DDP without a layout.
+        `Wrappers`. The list has None for a DDP without a layout.
         """
         known = {name: layout for part in held for name, layout in part.layouts.items()}
         return [known.get(name) for name in self._wrappers]
 
     def share_out(self) -> None:
         """
-        Exchange the parameters that the ranks have updated in the step, if the optimizer is a
-        `ReplicaOptimizer`.
+        If the optimizer is a `ReplicaOptimizer`, exchange the parameters with other ranks: each
+        rank has updated only some of the parameters in the step.
         """
         if self._replicas is not None:
             self._replicas.share_out()
@@ -363,7 +370,7 @@ class Parts:
     def _fill_other(
         self,
         name: str,
-        other: Any,  # Any: the user's own object, of any class
+        other: Any,  # Any: the user's own object may have any type
         held: Sequence[ShardContent],
         known: Mapping[str, Tensor],
         spans: Mapping[str, Span],
@@ -390,7 +397,7 @@ class Parts:
         parts = [put_together(part.others[name], known) for part in held if name in part.others]
         other.load_state_dict(mapped(joined(parts, fresh), name, whole))
 
-    def _others(self) -> dict[str, Any]:  # Any: the user's own objects, of any class
+    def _others(self) -> dict[str, Any]:  # Any: the user's own objects may have any type
         scheduler = self.made.scheduler
         return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
 
@@ -474,8 +481,8 @@ def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
     """
-    Return the distributed tensor of which this rank has `part`. It has the mesh, placements and
-    shape of `like`.
+    Return the distributed tensor of which this rank has `part`. The result has the mesh, placements
+    and shape of `like`.
     """
     assert isinstance(like, DTensor)
     return DTensor.from_local(

@@ -1,5 +1,6 @@
 """
-The shards of objects that the script made itself, where every rank has the whole model.
+Divides the training state into shards, if the script made the model and the other objects itself.
+Then every rank has the whole model.
 
 This module decides which shards exist and which tensor is in which shard. It reads the content of a
 shard from the user's objects, and puts content into these objects.
@@ -32,12 +33,14 @@ from tft_pytorch.tensor_metadata import described, dtype_name, read
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _FORM = 3
-"""The version of a shard's description. A description of another version is refused."""
+"""The version of the format of a shard's description. A description of another version is
+refused."""
 
 
 class Shard:
     """
-    One shard of the training state of this rank, in the user's own objects.
+    One shard of the training state of this rank. The content of the shard is in the user's own
+    objects.
     """
 
     def __init__(
@@ -48,14 +51,14 @@ class Shard:
         *,
         holders: tuple[int, ...] = (),
         belongs: Callable[[str], bool] = lambda name: True,
-        others: Mapping[str, Any] = MappingProxyType({}),  # Any: objects of any class
+        others: Mapping[str, Any] = MappingProxyType({}),  # Any: the objects may have any type
         wrappers: Wrappers | None = None,
     ) -> None:
         """
         `holders` are the ranks that hold a copy of the shard. An empty tuple means all ranks.
-        `belongs` takes the name (`model.…`) of a parameter or buffer, and returns whether it is in
-        this shard. `others` are objects with `state_dict` and `load_state_dict`, such as a
-        scheduler, by name.
+        `belongs` takes the name (`model.…`) of a parameter or buffer, and returns whether that
+        parameter or buffer is in this shard. `others` are objects with `state_dict` and
+        `load_state_dict`, such as a scheduler, by name.
         """
         self.name = name
         self.holders = holders
@@ -89,7 +92,8 @@ class Shard:
 
     def written(self) -> dict[str, Any]:  # Any: values of any type
         """
-        Return the present content in the form that plain torch expects in a checkpoint.
+        Return the present content of the shard in the form that plain torch expects in a
+        checkpoint.
         """
         content: dict[str, Any] = {"model": self._entries(), "optim": self.part.state()}
         if self.part.masters():
@@ -103,8 +107,8 @@ class Shard:
 
         The result serves plain torch and this adaptor. Plain torch expects a tied parameter under
         each of its names, and extra states. This adaptor needs a tied parameter under one name
-        only, and also the buffers that are not persistent. It keeps extra states in the rank-local
-        state.
+        only, and also the buffers that are not persistent. This adaptor keeps extra states in the
+        rank-local state.
         """
         own = {name.removeprefix("model."): tensor for name, tensor in self._named().items()}
         parts = (named_parameters(self.model), named_buffers(self.model))
@@ -140,11 +144,11 @@ class Shard:
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        Return the tensors into which the content of a shard is to be copied, by name. They are in
-        the order in which the sending rank sends them.
+        Return the tensors into which the content of a shard is to be copied, by name. The tensors
+        are in the order in which the sending rank sends them.
 
-        No state is changed yet. Raises `OrderRefused` if the shard with the description `meta` does
-        not belong to this model.
+        This method changes no state yet. Raises `OrderRefused` if the shard with the packed
+        description `meta` does not belong to this model.
         """
         told = read(meta, _FORM)
         here = self.content()
@@ -155,7 +159,7 @@ class Shard:
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in tensors:
             # Copy into this rank's existing tensor, because the model keeps using that tensor. The
-            # sending rank may have it on another kind of device.
+            # sending rank may have its tensor on another kind of device.
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape):
                 owner = named.get(_owner(name))
@@ -172,8 +176,8 @@ class Shard:
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Put `tensors`, and the values in the description `meta`, into the optimizer, the wrappers
-        and the user's other objects.
+        Put `tensors`, and the values in the packed description `meta` of the shard, into the
+        optimizer, the wrappers and the user's other objects.
         """
         told = read(meta, _FORM)
         self.part.settle(
@@ -188,7 +192,7 @@ class Shard:
 
     def beside(self) -> bytes:
         """
-        Return, packed, the order in which the gradients are reduced. This order belongs to the
+        Return, packed, the order in which DDP reduces the gradients. This order belongs to the
         shard, but is not in the user's objects. So a script that saves these objects itself cannot
         save the order.
         """
@@ -239,16 +243,16 @@ class Shard:
 def shards_of(
     model: nn.Module,
     optimizer: Optimizer,
-    others: Mapping[str, Any],  # Any: objects of any class
+    others: Mapping[str, Any],  # Any: the objects may have any type
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
-    Return the shards of this rank. Without a `ReplicaOptimizer` this is one shard `dense`, which
-    every rank holds.
+    Return the shards of this rank. Without a `ReplicaOptimizer` there is only the shard `dense`,
+    which every rank holds.
 
     With a `ReplicaOptimizer` there is a second shard `optimizer.N`, where `N` is the number of this
-    rank's share. It has the parameters that this rank owns, and their optimizer state. `dense` then
-    has only what belongs to no share.
+    rank's share. The second shard has the parameters that this rank owns (updates), and their
+    optimizer state. The shard `dense` then has only the state that belongs to no share.
     """
     if not isinstance(optimizer, ReplicaOptimizer):
         whole = Whole(model, optimizer)
@@ -301,8 +305,9 @@ def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None
     """
     Return a new tensor for optimizer state that does not exist on this rank yet.
 
-    `device` is a kind of device. If the parameter `owner` is on such a device, the tensor is on the
-    same device. If it also has the shape of `owner`, it has the memory layout of `owner` too.
+    `device` is a kind of device. `owner` is the parameter to which the state belongs. If `owner` is
+    on a device of this kind, the new tensor is on the same device. If the tensor also has the shape
+    of `owner`, it has the memory layout of `owner` too.
     """
     if owner is not None and owner.device.type == device:
         if list(owner.shape) == shape:

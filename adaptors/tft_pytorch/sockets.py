@@ -1,13 +1,13 @@
 """
 Finds the connections of this process's process groups among all its file descriptors, and cuts
-them.
+these connections.
 
 gloo has no other way to end a collective whose peer does not answer. After any thread has called
-`shutdown(2)` on the socket, the waiting call raises an exception within milliseconds. Only the
-sockets of gloo and of the store's clients may be cut. gloo's sockets use TCP, and were opened after
-the process group began to form. Python, ZeroMQ and most libraries set close-on-exec on their
-sockets, but gloo does not. A client of the store sets close-on-exec too, so its socket is found by
-the port to which the socket is connected.
+`shutdown(2)` on the socket, gloo's waiting call raises an exception within milliseconds. Only the
+sockets of gloo and of the clients of the rendezvous store may be cut. gloo's sockets use TCP, and
+were opened after the process group began to form. Python, ZeroMQ and most libraries set
+close-on-exec on their sockets, but gloo does not. A client of the rendezvous store sets
+close-on-exec too, so the client's socket is found by the port to which the socket is connected.
 """
 
 import fcntl
@@ -29,9 +29,9 @@ def census() -> frozenset[int]:
 
 def cut(spared: frozenset[int], store_port: int) -> int:
     """
-    Shut down the connections of process groups, and of clients of the store at `store_port`, except
-    the sockets whose inode numbers are in `spared`. Return the number of connections that were shut
-    down.
+    Shut down the connections of process groups, and of clients of the rendezvous store at the port
+    `store_port`. Leave out the sockets whose inode numbers are in `spared`. Return the number of
+    connections that were shut down.
 
     Can be called on any thread, and repeatedly.
     """
@@ -42,7 +42,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             found = os.stat(f"/proc/self/fd/{entry}")
-        except OSError:  # closed since the directory was listed
+        except OSError:  # `entry` was closed after the directory was listed
             continue
         if stat.S_ISSOCK(found.st_mode):
             yield int(entry), found.st_ino
@@ -51,7 +51,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # another thread may close `fd`, but not this duplicate
+        duplicate = os.dup(fd)  # another thread may close `fd`, but not this copy
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:

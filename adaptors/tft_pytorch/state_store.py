@@ -1,10 +1,10 @@
 """
-The training state of this process. The `StateStore` owns the content of the shards and the
-rank-local state, and works on them between incidents and during incidents.
+Manages the training state of this process. A `StateStore` owns the content of the shards and the
+rank-local state, and works on both between incidents and during incidents.
 
-A `Maker` has the user's objects. It knows where the state is in them, how the wrapper is made, and
-which tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for objects
-that the script makes itself. `factory_maker.py` has the maker that calls the user's factory
+A `Maker` has the user's objects. It knows where the state is in these objects, how the wrapper is
+made, and which tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for
+objects that the script makes itself. `factory_maker.py` has the maker that calls the user's factory
 function.
 """
 
@@ -36,17 +36,19 @@ from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
 
 _LASTING = ("master.", "optim.state.")
-"""Tensors whose names begin with one of these texts change only within update windows. Parameters
-do so, too."""
+"""Prefixes of the names of tensors. Tensors with these prefixes change only within update windows.
+Parameters also change only within update windows."""
 
 
 class Maker(Protocol):
     """
-    Makes and knows the user's objects, and gives the `StateStore` access to their state.
+    Makes the user's objects or gets them from the script, and gives the `StateStore` access to the
+    state of these objects.
     """
 
     wrappers: Wrappers
-    """The DDPs over the present process groups, and the bucket layout of each."""
+    """The DDPs over the present process groups, and the bucket layout of each DDP (which gradients
+    it reduces together)."""
 
     @property
     def made(self) -> Made | None:
@@ -57,8 +59,8 @@ class Maker(Protocol):
     @property
     def lasting(self) -> bool:
         """
-        True if the objects live as long as the process. False if they are made anew after every
-        incident.
+        True if the user's objects live as long as the process. False if the objects are made anew
+        after every incident.
         """
 
     @property
@@ -69,26 +71,26 @@ class Maker(Protocol):
     def column(self) -> Holders:
         """
         The ranks that compute with the same copy of the model as this rank. Empty if this rank has
-        a whole copy, or before `learn`.
+        a whole copy of the model, or before the method `learn` was called.
         """
 
     def shards(self) -> Mapping[str, Holders]:
         """
-        Return the shards that are known, each with the ranks that hold it. An empty tuple of ranks
-        means that all ranks hold the shard.
+        Return the names of the shards that are known, each with the ranks that hold the shard. An
+        empty tuple of ranks means that all ranks hold the shard.
         """
 
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
-        Find out which shards exist. If the maker has to make trial objects for this purpose, it
-        calls `learned` with the trial model. Raises `UsageError` if the user's objects were made
-        for another rank or world size.
+        Find out which shards exist. If the maker has to make trial objects for this purpose, the
+        maker calls `learned` with the trial model. Raises `UsageError` if the user's objects were
+        made for another rank or world size.
         """
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         """
-        Return the present content of these shards by name. Raises `OrderRefused` if the user's
-        objects do not exist yet.
+        Return the present content of the shards `shards`, by the name of the shard. Raises
+        `OrderRefused` if the user's objects do not exist yet.
         """
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
@@ -104,29 +106,33 @@ class Maker(Protocol):
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         """
-        Return the plain values of the scheduler and the `others`, from all shards, by name.
+        Return the plain values of the state of the scheduler and of the user's other objects, from
+        all shards, by the name of the object.
         """
 
     def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
         """
-        Return the tensors into which the content of a shard is to be copied, in the order of its
-        description `meta`. Raises `OrderRefused` if the shard does not belong to this model.
+        Return the tensors into which the content of a shard is to be copied, in the order of the
+        packed description `meta` of the shard. Raises `OrderRefused` if the shard does not belong
+        to this model.
         """
 
     def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent | None:
         """
-        Put the received content into the user's objects, and return None. If the user's factory
-        will make new objects, return the content instead: the `StateStore` keeps it until then.
+        Put the received content of a shard into the user's objects, and return None. If the user's
+        factory will make new objects, return the content instead: the `StateStore` keeps the
+        content until the new objects exist.
         """
 
     def beside(self, shard: str) -> bytes:
         """
-        Return that state of the shard which is not in the user's objects, packed."""
+        Return that state of the shard which is not in the user's objects, packed: the order in
+        which DDP reduces the gradients."""
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        Note that the script has loaded the shard into its objects. `beside` is the result of the
-        method `beside` when the shard was saved.
+        Note that the script itself has loaded the content of the shard into its objects. `beside`
+        is the result of the method `beside` when the shard was saved.
         """
 
     def release(self) -> None:
@@ -136,20 +142,21 @@ class Maker(Protocol):
 
     def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: the user's own objects
         """
-        Make the wrapper, or all of the user's objects, over the present process groups, and return
-        what was made. `kept` has the content for objects that are made anew, by shard.
+        Make the wrapper, or all of the user's objects, over the present process groups. Return the
+        made objects. `kept` has the content for objects that are made anew, by the name of the
+        shard.
         """
 
 
 class StateStore:
     """
-    The training state of this process: the hooks of the adaptor call its methods.
+    The training state of this process. The hooks of the adaptor call the methods of this class.
     """
 
-    # Any: `data` is the user's own object, of any class
+    # Any: `data` is the user's own object and may have any type
     def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:
         """
-        Watch the objects of `maker`, if they exist already.
+        Begin to watch the user's objects in `maker`, if these objects exist already.
 
         Raises `UsageError` for state that cannot be moved to another rank, because otherwise the
         first incident would fail. This check comes before any change of the user's objects.
@@ -162,9 +169,9 @@ class StateStore:
         self._trained = Trained()
         self._contributions = Contributions()
         self.backups = Backups()
-        """The copies of the state of earlier steps."""
+        """The copies of this rank's state at the ends of earlier steps."""
         self._kept: dict[str, ShardContent] = {}
-        """The content of each shard, while the user's objects do not exist. Empty while they
+        """The content of each shard, while the user's objects do not exist. Empty while the objects
         exist."""
         self._awaited: dict[str, Awaited] = {}
         if maker.made is not None:
@@ -207,12 +214,13 @@ class StateStore:
         Return the present rank-local state, packed. Pass `closing=True` when an update window
         closes. Other calls come before the last all-reduce of a step, and when a window opens.
 
-        With `closing=True`, also note how gradients are reduced, and check that the state can be
-        moved to another rank. Raises `UsageError` if the state cannot be moved, or if the script
+        With `closing=True`, also note the bucket layouts of the DDPs, and check that the state can
+        be moved to another rank. Raises `UsageError` if the state cannot be moved, or if the script
         has changed which parameters are trained.
         """
         if closing:
-            # `note` below counts the parameters that this call has found to be trained
+            # `note` below counts the trained parameters: check first that the set of them has not
+            # changed
             self._trained.closing()
             self._wrappers.note()
             self._rehearsal.closing()
@@ -222,7 +230,8 @@ class StateStore:
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
         Note the settings that the next step may change, such as learning rates. Return the
-        rank-local state again if it has changed since the update window closed, else None.
+        rank-local state at the end of the step if it has changed since the update window closed,
+        else None.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         if the update window has just closed, and the tail has not run yet.
@@ -233,7 +242,8 @@ class StateStore:
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them, and forgets the gradients and losses that were seen since.
+        function that restores the generators and modes, and forgets the gradients and losses that
+        were seen since.
         """
         put_back = self._local_state.set_aside()
 
@@ -247,11 +257,11 @@ class StateStore:
     def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
-        zero, all others are dropped.
+        zero. All other gradients are dropped.
 
         Each `GradScaler` also forgets how far it has come in the interrupted step. The noted losses
-        and norms are dropped. They are of the interrupted step, or of backward passes that tft ran
-        to free and to build wrappers.
+        and gradient norms are dropped. They come from the interrupted step, or from backward passes
+        that tft ran to free and to build wrappers.
         """
         step_numbers.watch.forget()
         self._local_state.rollback(local_state)
@@ -266,12 +276,13 @@ class StateStore:
 
     def watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
         """
-        Begin to note the numbers of each step. Return whether the gradients carry a refusal to all
-        ranks. A rank that refuses a loss makes its gradients NaN, and the all-reduces spread them.
+        Begin to note the numbers of each step: its losses and the norm of its gradients. Return
+        whether the gradients carry a refusal of the update to all ranks. A rank that refuses a loss
+        makes its gradients NaN, and the all-reduces spread the NaN.
 
-        The result is True under three conditions. The losses are on the CPU, so they are known
-        before the backward pass. No `GradScaler` is in use, which would take NaN for an overflow.
-        Every rank has the whole model, so the NaN reaches every rank.
+        The result is True under three conditions. The losses are on the CPU, so the losses are
+        known before the backward pass. No `GradScaler` is in use, which would take NaN for an
+        overflow. Every rank has the whole model, so the NaN reaches every rank.
         """
         maker = self._maker
         step_numbers.watch.begin(refuse, lambda: maker.made)
@@ -285,8 +296,8 @@ class StateStore:
 
     def updated(self) -> None:
         """
-        Exchange the parameters that the ranks have updated, if the optimizer is a
-        `ReplicaOptimizer`. Called when the update window has closed.
+        If the optimizer is a `ReplicaOptimizer`, exchange the parameters with other ranks: each
+        rank has updated only some of the parameters. Called when the update window has closed.
         """
         made = self._maker.made
         if made is not None and isinstance(made.optimizer, ReplicaOptimizer):
@@ -313,7 +324,7 @@ class StateStore:
         Let the maker build the wrapper, or all of the user's objects, over the present process
         groups. Return the built objects.
 
-        They have the same content as before, and reduce gradients in the same order.
+        The built objects have the same content as before, and reduce gradients in the same order.
         """
         self.backups.wait()
         self._wrappers.drop()
@@ -323,7 +334,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._local_state.running.rest()  # ignore that DDP's constructor has written to all buffers
+        self._local_state.running.rest()  # DDP's constructor has written to all buffers: ignore it
         return built
 
     def _detach(self) -> None:
@@ -346,7 +357,7 @@ class StateStore:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Return the shards of this rank, each with all ranks that hold it.
+        Return the shards of this rank, each with all ranks that hold the shard.
 
         Raises `UsageError` if the user's objects were made for another rank or world size.
         """
@@ -380,7 +391,7 @@ class StateStore:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank.
+        Return the content of the shard in the form in which it is sent to another rank.
         """
         payload = self.content(shard).payload()
         if not self._has_modes(shard):
@@ -389,11 +400,11 @@ class StateStore:
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Reserve memory for a shard with the description `meta`. Return writable buffers for its
-        content.
+        Reserve memory for a shard with the packed description `meta`. Return writable buffers for
+        the content of the shard.
 
-        The buffers are the memory of this process's own tensors where these fit. Else they are new,
-        for example for optimizer state that this process does not have yet.
+        The buffers are the memory of this process's own tensors where these tensors fit. Other
+        buffers are new memory, for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
         self.backups.wait()
@@ -403,8 +414,8 @@ class StateStore:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received content of a shard into use. All buffers that `take` returned have been
-        filled.
+        Put the received content of a shard into use. Called when all buffers that the method `take`
+        returned have been filled.
         """
         self._refuse_other(shard)
         tensors = self._awaited.setdefault(shard, Awaited()).filled(shard, meta)
@@ -414,7 +425,7 @@ class StateStore:
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
-        Write the shard under `directory`. Return the names of the written files.
+        Write the content of the shard into files under `directory`. Return the names of the files.
         """
         from tft_pytorch.checkpoints import write  # imported late: this takes 1 s
 
@@ -423,8 +434,8 @@ class StateStore:
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
-        Copy the shard into host memory. Return a function that writes the copy into a directory
-        later.
+        Copy the content of the shard into host memory. Return a function that writes the copy into
+        a directory later.
         """
         from tft_pytorch.checkpoints import stage
 
@@ -433,7 +444,7 @@ class StateStore:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Load a shard that `save` wrote.
+        Load the content of a shard that the method `save` wrote under `directory`.
         """
         from tft_pytorch.checkpoints import load
 
@@ -446,18 +457,19 @@ class StateStore:
         """
         Return that state of the shard which is not in the user's objects, packed.
 
-        Raises `OrderRefused` if the user's objects do not have the whole shard now.
+        This state is the order in which DDP reduces gradients. Raises `OrderRefused` if the user's
+        objects do not have the whole shard now.
         """
         self._refuse_other(shard)
         return self._maker.beside(shard)
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        Note that the script has loaded the shard into the user's objects. `beside` is the result of
-        the method `beside` when the shard was saved.
+        Note that the script itself has loaded the content of the shard into the user's objects.
+        `beside` is the result of the method `beside` when the shard was saved.
 
-        After the last shard, raises `OrderRefused` if 16-bit parameters differ from their rounded
-        masters: then the script has not loaded the masters.
+        When the last shard was loaded, raises `OrderRefused` if 16-bit parameters differ from their
+        rounded masters (32-bit copies). Then the script has not loaded the masters.
         """
         self._refuse_other(shard)
         self._forget()
@@ -486,7 +498,7 @@ class StateStore:
     def restore(self, step: int) -> None:
         """
         Restore the state at the end of `step` from its copy in host memory. Raises `OrderRefused`
-        if there is no such copy, or if it does not fit the user's objects.
+        if there is no such copy, or if the copy does not fit the user's objects.
         """
         self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
         self._local_state.modes.forget()
@@ -516,7 +528,8 @@ class StateStore:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        Return a digest of each part of a shard, by the name of the part. The holders of the shard
+        compare these digests.
         """
         # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
         content = self.content(shard)
@@ -524,8 +537,8 @@ class StateStore:
 
     def slices(self, shard: str) -> SliceContent:
         """
-        Return the content of a shard that is equal on all holders of the shard. The holders compare
-        it while the job trains.
+        Return that content of a shard which is equal on all holders of the shard. The holders
+        compare this content while the job trains.
         """
         content = self.content(shard)
         own = self._local_state.running.own(content.tensors)
@@ -533,8 +546,8 @@ class StateStore:
 
     def contribution(self) -> int | None:
         """
-        Return a digest of what this rank contributed to the gradients of the last step. Return None
-        if the contribution is not known.
+        Return a digest of what this rank alone contributed to the gradients of the last step.
+        Return None if the contribution is not known.
         """
         return self._contributions.digest()
 
@@ -542,8 +555,9 @@ class StateStore:
         """
         Return digests of all parts of this rank's state.
 
-        The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of it),
-        `scheduler`, the names of the others, and the keys of `RankLocalState.digests`.
+        The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of the
+        optimizer state), `scheduler`, the names of the user's other objects, and the keys of
+        `RankLocalState.digests`.
         """
         contents = list(self._contents(self._maker.shards()).values())
 
@@ -566,7 +580,8 @@ class StateStore:
 
     def _has_modes(self, shard: str) -> bool:
         """
-        Return whether the modes of the modules are sent together with this shard.
+        Return whether the modes of the modules (training or evaluation) are sent together with this
+        shard.
         """
         return self._maker.lasting and shard == next(iter(self._maker.shards()))
 
@@ -576,7 +591,7 @@ class StateStore:
             raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
 
 
-def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects, of any class
+def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects may have any type
     """
     Return the scheduler, if there is one, and the user's other objects, by name.
     """

@@ -2,10 +2,11 @@
 Notes the numbers of each step, for plugins that look for NaN, Inf or spikes. The numbers are the
 losses from which the backward passes begin, and the norm of the reduced gradients.
 
-torch has no hook for either. So this module replaces two functions of torch when it begins to note
-numbers: the function that begins a backward pass, and the function with which `clip_grad_norm_`
-computes the norm. So if a script clips its gradients, their norm is computed once, not twice. It
-also replaces `GradScaler.scale`, to refuse a `GradScaler` that the script has not handed to tft.
+torch has no hook that reports losses or norms. So this module replaces two functions of torch when
+it begins to note numbers: the function that begins a backward pass, and the function with which
+`clip_grad_norm_` computes the norm. So if a script clips its gradients, their norm is computed
+once, not twice. This module also replaces `GradScaler.scale`, to refuse a `GradScaler` that the
+script has not handed to tft.
 """
 
 import threading
@@ -23,13 +24,13 @@ from tft.spi import Made, Numbers
 
 _NORM = "_get_total_norm"
 """The function of `torch.nn.utils.clip_grad` that computes the norm of gradients. If a version of
-torch lacks it, the norm is computed after the gradients were clipped."""
+torch lacks this function, the norm is computed after the gradients were clipped."""
 
 
 class Watch:
     """
-    Notes the numbers of the present step. All methods except `forget` are called on the training
-    thread only.
+    Notes the numbers of the present step: its losses and the norm of its gradients. All methods
+    except `forget` are called on the training thread only.
     """
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class Watch:
 
     def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
         """
-        Note numbers from now on. `refuse` takes a loss, and returns True if no rank may apply the
-        update (see the hook `tft_watch_numbers`). `made` returns the objects of the user, or None
-        while they do not exist.
+        Note the losses and gradient norms of each step from now on. `refuse` takes a loss, and
+        returns True if no rank may apply the update (see the hook `tft_watch_numbers`). `made`
+        returns the objects of the user, or None while these objects do not exist.
         """
         self._refuse, self._made, self._thread = refuse, made, threading.get_ident()
         if not self._native:
@@ -62,27 +63,30 @@ class Watch:
         """
         self._model: nn.Module | None = None
         self._parameters: list[nn.Parameter] = []
-        """The parameters of `_model`, the model whose gradients were read last."""
+        """The parameters of the model `_model`, whose gradients were read last."""
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
-        """Losses on a device. `take` reads them, when the device has done its work."""
+        """Losses on a device. The method `take` reads these losses, when the device has done its
+        work."""
         self._own: list[float] = []
         self._norm: Tensor | None = None
         """The norm of all gradients before they were clipped."""
 
     def own(self, gradient: Tensor) -> None:
         """
-        Note the norm of `gradient`, which this rank has computed alone. It is not reduced yet.
+        Note the norm of `gradient`. This rank has computed the gradient alone: no all-reduce has
+        changed it yet.
         """
         if self._refuse is not None and gradient.layout == torch.strided:
             self._own.append(torch.linalg.vector_norm(gradient).item())
 
     def take(self) -> Numbers:
         """
-        Return the numbers of the present step, and forget them.
+        Return the numbers of the present step (its losses and the norm of its gradients), and
+        forget them.
         """
         made = self._made()
         scaler = None if made is None else scaler_of(made)
@@ -101,7 +105,7 @@ class Watch:
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
         if threading.get_ident() == self._thread and grad_tensors is None:
-            self._norm = None  # a norm noted before is of the gradients without this pass
+            self._norm = None  # a norm that was noted earlier does not include this pass
             found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]
             refused = [self._begins(loss.detach()) for loss in losses]
@@ -125,7 +129,8 @@ class Watch:
 
     def _begins(self, loss: Tensor) -> bool:
         """
-        Note a loss. Return whether the gradients of its backward pass must become NaN.
+        Note a loss. Return whether the gradients of the backward pass from this loss must become
+        NaN.
         """
         if loss.device.type != "cpu":
             self._pending.append(loss)
@@ -153,17 +158,18 @@ class Watch:
                 self._norm = _local(found).detach()
                 return found
             if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-                self._norm = self._norm_of_all()  # now, because some are about to be clipped
+                self._norm = self._norm_of_all()  # before the script clips some gradients
         return self._native["norm"](tensors, norm_type, *args, **named)
 
     # ---------------------------------------------------------------- gradients
 
     def _are_all(self, tensors: Sequence[Tensor]) -> bool:
         """
-        Return whether `tensors` are the gradients of all parameters that have one, in their order.
+        Return whether `tensors` are the gradients of all parameters that have a gradient, in the
+        order of the parameters.
         """
         known = self._parameters
-        if known and len(tensors) == len(known):  # then it suffices to compare first and last
+        if known and len(tensors) == len(known):  # then compare only the first and the last
             return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
         gradients = self._gradients()
         return len(tensors) == len(gradients) and all(
@@ -174,7 +180,7 @@ class Watch:
         made = self._made()
         if made is None:
             return []
-        if made.model is not self._model:  # list them only once, because this takes 100 us
+        if made.model is not self._model:  # list the parameters only once: it takes 100 us
             self._model, self._parameters = made.model, list(made.model.parameters())
         return [grad for each in self._parameters if (grad := each.grad) is not None]
 
@@ -195,12 +201,13 @@ class Watch:
 
 
 watch = Watch()
-"""The object that notes the numbers of this process."""
+"""The object that notes the losses and gradient norms of this process."""
 
 
 def scaler_of(made: Made) -> GradScaler | None:
     """
-    Return the `GradScaler` that the user has handed over, if it is in use.
+    Return the `GradScaler` that the user has handed over, if this `GradScaler` is enabled.
+    Otherwise return None.
     """
     for other in made.others.values():
         if isinstance(other, GradScaler) and other.is_enabled():
@@ -226,7 +233,8 @@ def _unscaled(norm: float, made: Made | None, scaler: GradScaler | None) -> floa
 
 def _local(tensor: Tensor) -> Tensor:
     """
-    Return this rank's part of a distributed tensor, and any other tensor as it is.
+    Return this rank's part of `tensor` if the tensor is distributed. Return any other tensor as it
+    is.
     """
     return (
         tensor if type(tensor) is Tensor or not isinstance(tensor, DTensor) else tensor.to_local()

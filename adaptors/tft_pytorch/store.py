@@ -1,9 +1,9 @@
 """
 Serves the rendezvous store of tft, and connects to the store that torchrun serves for the processes
-that it starts.
+that torchrun starts.
 
-The rendezvous store runs in a process of its own. No rank hosts it, so it survives the loss of any
-rank.
+The rendezvous store runs in a process of its own. No rank hosts the rendezvous store, so the store
+survives the loss of any rank.
 """
 
 import socket
@@ -20,16 +20,16 @@ _ANSWER = timedelta(minutes=1)
 """The time limit for an answer of torchrun's store, which exists before the training processes
 start."""
 _PATIENCE = timedelta(hours=1)
-"""The time limit for a value that another process stores. It is long because that process first
-runs its script up to `tft.init`. `tft run` has the same limit for nodes to join."""
+"""The time limit for a value that another process stores. This limit is long because the other
+process first runs its script up to `tft.init`. `tft run` has the same limit for nodes to join."""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
     Serve the rendezvous store at `host` only, until this process ends.
 
-    `opened` is called with the port on which the store listens. Raises `AddressTaken` if the store
-    cannot listen at `host` and `port`.
+    The function `opened` is called with the port on which the store listens. Raises `AddressTaken`
+    if the store cannot listen at `host` and `port`.
     """
     try:
         listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)

@@ -1,6 +1,6 @@
 """
-Finds out which ranks hold the same part of each tensor, in a model that a factory made over process
-groups.
+Finds out which ranks hold the same part of each tensor, in a model that the user's factory made
+over process groups. These ranks are called the holders of the part.
 
 The holders are read from the meshes and placements of distributed tensors, and from the groups of
 the DDPs in the model. The tensors with the same holders are called a kind, and form one shard. A
@@ -28,8 +28,8 @@ DENSE = "dense"
 """The name of the shard that every rank holds."""
 
 _SPELT_OUT = 16
-"""The most holders that are listed in the name of a shard. More would make the name, which is also
-a file name, too long."""
+"""The most holders that are listed in the name of a shard. With more holders the name, which is
+also a file name, would be too long."""
 
 
 class TensorHolders:
@@ -65,8 +65,8 @@ class TensorHolders:
             self._of[name] = tuple(sorted(found | {rank}))
         cut_up = [each for each in parameters.values() if isinstance(each, DTensor)]
         self.column: Holders = tuple(sorted(set().union(*map(same_copy, cut_up))))
-        """The ranks of the model replica of this rank: those whose parts of parameters it gathers
-        to compute. Empty if no parameter is distributed."""
+        """The ranks of this rank's model replica: the ranks from which this rank gathers parts of
+        parameters to compute. Empty if no parameter is distributed."""
         self.everything = self._common(self._of)
         """The ranks that hold the same part of every parameter as this rank."""
         for name, buffer in buffers.items():
@@ -78,13 +78,14 @@ class TensorHolders:
         self._shapes = {name: _shapes(t) for name, t in (dict(parameters) | dict(buffers)).items()}
         self._called: dict[str, list[str]] = {}
         """The full names of parameters and buffers, by the name without the words that wrappers
-        add. If several full names belong to one such name, the one with the most words comes
+        add. If several full names have the same short name, the full name with the most words comes
         first."""
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # `_of` has the same order on all ranks, and `sorted` keeps it for shards with equally many
-        # holders. So all holders of a shard put the same content into it, in the same order.
+        # `_of` has the same order on all ranks, and `sorted` keeps this order for shards with
+        # equally many holders. So all holders of a shard put the same content into the shard, in
+        # the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
         """The holders of each shard of this rank. The shard with the most holders comes first."""
 
@@ -99,8 +100,9 @@ class TensorHolders:
         Return the holders of the parameter or buffer whose name is the end of `name`. Words that
         wrappers add to names are ignored.
 
-        Of several such names, the longest is used. Returns None if no parameter or buffer has such
-        a name and all of `shapes`.
+        If several parameters or buffers have such a name, the longest name is used. A parameter or
+        buffer fits only if each of `shapes` is the shape of the whole tensor or of this rank's
+        part. Return None if no parameter or buffer fits.
         """
         words = name.split(".")
         bare = _bare(words)
@@ -156,7 +158,8 @@ def named_after(holders: Holders) -> str:
 
 def _shapes(tensor: Tensor) -> set[torch.Size]:
     """
-    Return the shape of the whole tensor, and the shape of this rank's part if it is distributed.
+    Return the shape of the whole tensor, and the shape of this rank's part if the tensor is
+    distributed.
     """
     return {tensor.shape, *([tensor.to_local().shape] if isinstance(tensor, DTensor) else [])}
 
@@ -183,26 +186,28 @@ def same_part(tensor: DTensor) -> set[int]:
     """
     Return the ranks that hold the same part of a distributed tensor as this rank.
 
-    They have the same coordinate in the mesh, except along dimensions in which the tensor is
-    replicated. The result is empty if this rank is not in the mesh.
+    These ranks have the same coordinate in the mesh as this rank, except along dimensions in which
+    the tensor is replicated. The result is empty if this rank is not in the mesh.
     """
     return _along(tensor, replicated=True)
 
 
 def same_copy(tensor: DTensor) -> set[int]:
     """
-    Return the ranks that hold the parts of the same copy of a distributed tensor as this rank.
+    Return the ranks whose parts of a distributed tensor form, with this rank's part, one copy of
+    the whole tensor.
 
-    They have the same coordinate in the mesh along dimensions in which the tensor is replicated.
-    The result is empty if this rank is not in the mesh.
+    These ranks have the same coordinate in the mesh as this rank along all dimensions in which the
+    tensor is replicated. The result is empty if this rank is not in the mesh.
     """
     return _along(tensor, replicated=False)
 
 
 def _along(tensor: DTensor, *, replicated: bool) -> set[int]:
     """
-    Return the ranks that differ from this rank only along the dimensions of the mesh in which the
-    tensor is replicated, or only along the others.
+    Return the ranks whose coordinates in the mesh differ from this rank's only along some
+    dimensions. With `replicated=True` these are the dimensions in which the tensor is replicated,
+    else all other dimensions.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
@@ -219,7 +224,7 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
     """
     Yield the parameters whose gradients a DDP reduces.
 
-    A DDP can be told to ignore some parameters of its model, such as those of experts.
+    A DDP can be told to ignore some parameters of its model, such as the parameters of experts.
     """
     for name, parameter in ddp.module.named_parameters():
         if name not in ddp.parameters_to_ignore:
@@ -229,7 +234,7 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
 def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
     """
     Yield each parameter that is in a DDP, with the ranks of the DDP's group. If DDPs are nested,
-    the outer one comes first.
+    the outer DDP comes first.
     """
     for module in model.modules():
         if isinstance(module, DDP):
@@ -243,7 +248,8 @@ def _beside(name: str, parameters: Iterable[str]) -> list[str]:
     Return the names of the parameters next to the buffer `name`. These parameters decide which
     ranks hold the buffer.
 
-    They are all parameters in the innermost module that contains the buffer and has any parameters.
+    The result has all parameters in the innermost module that contains the buffer and has
+    parameters.
     """
     known = list(parameters)
     module = name

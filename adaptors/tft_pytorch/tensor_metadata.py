@@ -1,6 +1,6 @@
 """
-The description of a shard's tensors. It is sent before the tensors, so that the receiver can
-reserve memory for each tensor.
+Makes and reads the description of a shard's tensors. The description is sent before the tensors, so
+that the receiver can reserve memory for each tensor.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from tft_pytorch.trees import expect
 
 def dtype_name(dtype: torch.dtype) -> str:
     """
-    Return the name that a type has in the module `torch`, such as `float32`.
+    Return the name that the type `dtype` has in the module `torch`, such as `float32`.
     """
     return str(dtype).removeprefix("torch.")
 
 
 def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
     """
-    Return the name, type, shape and kind of device of each tensor, as plain values.
+    Return a list with the name, type, shape and kind of device of each tensor, as plain values.
     """
     return [
         [name, dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
@@ -33,8 +33,8 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
 
 def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     """
-    Unpack the description `meta` of a shard, and return it. Raises `MalformedMessage` if the
-    version of the description is not `form`.
+    Unpack the description `meta` of a shard, and return the unpacked description. Raises
+    `MalformedMessage` if the version of the description is not `form`.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:
@@ -47,8 +47,8 @@ def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by
 
 def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
     """
-    Return the name, type, shape and kind of device of each tensor in the unpacked description
-    `told`.
+    Return a list with the name, type, shape and kind of device of each tensor in `told`, the
+    unpacked description of a shard.
 
     Raises `MalformedMessage` for a type that this version of torch does not have.
     """

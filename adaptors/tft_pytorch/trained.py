@@ -1,9 +1,9 @@
 """
 Checks that the set of trained parameters (`requires_grad`) does not change during training.
 
-A wrapper such as DDP is built for the trained parameters. After an incident it is built again. A
-replacement process then has the trained parameters with which the script begins. So the set of
-trained parameters must stay the same during the whole training.
+A wrapper such as DDP is built for the trained parameters. After an incident the wrapper is built
+again. A replacement process then has the trained parameters with which the script begins. So the
+set of trained parameters must stay the same during the whole training.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ _FLAG = attrgetter("requires_grad")
 
 class Trained:
     """
-    Notes which parameters of a model are trained, and checks that this does not change.
+    Notes which parameters of a model are trained, and checks that the set of trained parameters
+    does not change.
     """
 
     def __init__(self) -> None:
@@ -43,8 +44,8 @@ class Trained:
         """
         Check, when a step is complete, that the same parameters are trained as before.
 
-        This costs 25 ns for each parameter. Raises `UsageError` if other parameters are trained
-        now.
+        The check costs 25 ns for each parameter. Raises `UsageError` if other parameters are
+        trained now.
         """
         found = list(map(_FLAG, self._parameters))
         if found == self._flags:
@@ -61,10 +62,10 @@ class Trained:
 
     def put_back(self) -> None:
         """
-        Set `requires_grad` of all parameters to the noted values.
+        Set `requires_grad` of all parameters to the values that `watch` has noted.
 
-        This is needed if a script changes `requires_grad` for a part of a step, and was interrupted
-        in that part.
+        This is needed if a script changes `requires_grad` for a part of a step, and a fault
+        interrupts the script in that part.
         """
         for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:

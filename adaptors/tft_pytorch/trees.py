@@ -1,7 +1,8 @@
 """
-Converts state to plain values and tensors, and back. This module takes apart the state of an
-optimizer or a scheduler, so that the state can be packed without pickle. It puts the state together
-again with the same types.
+Converts state to plain values (such as numbers, texts and lists) and tensors, and back. This module
+takes apart the state of an optimizer or a scheduler, so that the state can be packed without
+pickle. It later puts the state together again. The types are the same, with few exceptions: a
+`defaultdict` becomes a dict, for example.
 
 In the plain form a list stays a list. Every other container, also a dict, becomes a dict with one
 key, which names the type of the container. So a dict of the user can never be mistaken for another
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from tft.errors import MalformedMessage, UsageError
 
 Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"]
-"""A value that `tft.protocol.codec.pack` can pack."""
+"""A plain value: one that `tft.protocol.codec.pack` can convert to bytes."""
 
 _Shape = TypeVar("_Shape")
 
@@ -37,10 +38,10 @@ class Disassembly:
     """
     Takes trees (nested containers) apart, and gathers their tensors by name.
 
-    A tensor that appears twice in a tree gets one name, so that it is one tensor again afterwards.
-    For example, parameter groups and a scheduler may share a learning rate that is a tensor. Two
-    names for the same memory would also be unsafe: writing under one name would overwrite the
-    other.
+    A tensor that appears twice in a tree gets one name, so that `put_together` makes one tensor of
+    it again. For example, parameter groups and a scheduler may share a learning rate that is a
+    tensor. Two names for the same memory would also be unsafe: writing under one name would
+    overwrite the other.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,8 @@ class Disassembly:
 
     def take_apart(self, tree: object, name: str) -> Plain:
         """
-        Return the plain form of `tree`, and gather its tensors under names that begin with `name`.
+        Return the plain form of `tree`, and gather the tensors in `tree` under names that begin
+        with `name`.
 
         Raises `UsageError`, which names the value, if a value has no plain form.
         """
@@ -84,7 +86,8 @@ class Disassembly:
 
 def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     """
-    Rebuild the tree from its plain form, with the tensors `tensors` in it.
+    Rebuild a tree (nested containers) from its plain form `plain`, with the tensors `tensors` in
+    it. Return the tree.
 
     Raises `MalformedMessage` if `plain` is not a plain form that `Disassembly` makes, or if a
     tensor is missing.
@@ -120,8 +123,8 @@ def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
 
 def copied(tree: _Shape) -> _Shape:
     """
-    Return `tree` with copies of its tensors in host memory. A tensor that appears more than once is
-    copied once.
+    Return the nested containers `tree` with copies of their tensors in host memory. A tensor that
+    appears more than once is copied once.
     """
     made: dict[tuple[object, ...], torch.Tensor] = {}
 

@@ -1,8 +1,9 @@
 """
 Reports each collective that this process enters, and counts its messages to and from single ranks.
 
-torch has no hook for either. So this module replaces methods of torch's class `ProcessGroup`, and
-of its subclasses in Python. This works for groups of every backend.
+torch has no hook for collectives or messages. So this module replaces methods of torch's class
+`ProcessGroup`, and of the subclasses of this class in Python. The replaced methods work for groups
+of every backend.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from tft_pytorch.interruptible import OPERATIONS
 
 _MESSAGES = ("send", "recv", "recv_anysource")
-"""The operations between two ranks. Some backends do not include them in their count of
+"""The operations between two ranks. Some backends do not include these operations in their count of
 collectives."""
 
 
