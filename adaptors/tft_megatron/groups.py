@@ -1,7 +1,7 @@
 """
 Forms Megatron's process groups. At first there are only pretended groups, which send nothing. With
-them a script can build model and optimizer before other ranks have started. Real groups replace the
-pretended groups later.
+pretended groups a script can build model and optimizer before other ranks have started. Real groups
+replace the pretended groups later.
 
 Megatron stores each group in a variable of its module `parallel_state`. The name of the variable is
 the role of the group. A new group replaces the old group with the same role (see
@@ -44,8 +44,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """The pretended groups that this class has dropped. They may still exist, because the
-        script may refer to them."""
+        """Weak references to the pretended groups that this class has dropped. These groups still
+        exist if the script refers to them."""
         self._excepthook = sys.excepthook
 
     @property
@@ -89,8 +89,8 @@ class Parallel:
         references are set to the new groups whenever groups are formed.
 
         `beside` is a function that drops the references which Megatron keeps outside of `roots`,
-        such as in caches. Raises `UsageError` if further references to the groups exist, because
-        tft could not update them.
+        such as in caches. Raises `UsageError` if the script has further references to the groups,
+        because tft could not set these to the new groups.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -137,7 +137,7 @@ class Parallel:
     def _pretend(self) -> None:
         from torch.testing._internal.distributed.fake_pg import (
             FakeStore,
-        )  # also registers the backend
+        )  # this import also registers the backend "fake"
 
         self._excepthook = sys.excepthook
         dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world)
@@ -152,7 +152,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            # each `init_process_group` of torch wraps `sys.excepthook` once more: undo that
+            # each call of torch's `init_process_group` wraps `sys.excepthook`: remove the wrapper
             sys.excepthook = self._excepthook
             self._pretends = False
 
@@ -169,7 +169,7 @@ class Parallel:
             place.put(None)
         self._beside()
         _forget_groups()
-        gc.collect()  # modules and their hooks form reference cycles
+        gc.collect()  # needed because modules and their hooks form reference cycles
 
 
 def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various types
@@ -201,8 +201,8 @@ def _roles() -> dict[Role, dist.ProcessGroup]:
 
 def _forget_groups() -> None:
     """
-    Remove all groups from Megatron's `parallel_state`. Megatron's own `destroy_model_parallel` does
-    not remove all of them.
+    Remove all groups from the variables of Megatron's module `parallel_state`. Megatron's function
+    `destroy_model_parallel` leaves some groups there.
     """
     from megatron.core import parallel_state
 
@@ -223,8 +223,8 @@ def _all_pretended() -> Iterator[None]:
     """
     Make Megatron create only pretended groups while this context is open.
 
-    By itself Megatron would create groups with gloo and with options for NCCL. Both fail while no
-    other rank is connected.
+    Without this context, Megatron would create some groups with gloo and some with options for
+    NCCL. Creating such groups fails while no other rank is connected.
     """
     from megatron.core import parallel_state
 

@@ -27,7 +27,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Restore all these modes.
+        Give the modules of the model the modes that they had at the call of `tft_megatron.enable`.
         """
         for module, mode in self._modes:
             module.training = mode

@@ -1,8 +1,8 @@
 """
-Captures and restores the rank-local state of a rank, which no other rank has. It contains the data
-position and the random generators, also those of Megatron's tracker, which dropout uses. It also
-contains the buffers that a forward pass changes, such as the number of tokens that each expert has
-received.
+Captures and restores the rank-local state of a rank, which no other rank has. This state contains
+the data position and the random generators. Among the generators are those of Megatron's tracker,
+which dropout uses. The state also contains the buffers that a forward pass changes, such as the
+number of tokens that each expert has received.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state, packed. Pass `closing=True` when an update window
+        Return the present rank-local state as bytes. Pass `closing=True` when an update window
         closes.
         """
         state: dict[str, object] = {
@@ -95,8 +95,8 @@ class RankLocalState:
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the values from which the digests `rng` and `data` are computed, by these names: the
-        states of the random generators, and the data position.
+        Return the values from which the digests named `rng` and `data` are computed. `rng` has the
+        states of the random generators, and `data` has the data position.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}

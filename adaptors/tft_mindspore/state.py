@@ -1,11 +1,11 @@
 """
-The state that several ranks hold alike: the parameters of network and optimizer. Each parameter
+The state that several ranks hold alike: the state of network and optimizer. Each part of this state
 belongs to one shard.
 
-In MindSpore nearly all of this state consists of parameters: weights, moments, the step, the
-learning rate, the powers of the betas. Two parts of the state are plain values instead: settings in
-the optimizer's parameter groups that are not Tensors, and the state of objects with a `state_dict`,
-such as a scheduler.
+In MindSpore nearly all of this state consists of parameters: weights, moments, the step number, the
+learning rate, and the powers of Adam's betas. Two parts of the state are plain values instead:
+settings in the optimizer's parameter groups that are not Tensors, and the state of objects with a
+`state_dict`, such as a scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from tft_mindspore.memory import (
 )
 
 DENSE = "dense"
-"""The name of the shard that all ranks hold. It has all state that the user has not put into a
-shard of some ranks."""
+"""The name of the shard that all ranks hold. This shard has all state that the user has not
+assigned to only some ranks."""
 
 _FORM = 1
 """The version of the format in which a shard is described to the rank that receives it. A
@@ -66,8 +66,8 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     Return the settings in the `param_groups` of an optimizer: first the settings that are Tensors,
     by name, then the plain settings of each group.
 
-    The result is empty for an optimizer without `param_groups`. Only optimizers of mint.optim and
-    mindspore.experimental have them.
+    Both results are empty for an optimizer without `param_groups`. Only optimizers of mint.optim
+    and mindspore.experimental have `param_groups`.
     """
     from mindspore import Tensor  # late: only training processes need MindSpore
 
@@ -105,9 +105,9 @@ class Shard:
         others: Mapping[str, Any] | None = None,  # Any: the user's own objects, of any class
     ) -> None:
         """
-        `parameters` are the parameters in the shard, by name. `ranks` are the ranks that hold the
-        shard; empty means all ranks. `optimizer` and `others` are the objects whose plain values
-        belong to the shard.
+        `name` is the name of the shard. `parameters` are the parameters in the shard, by name.
+        `ranks` are the ranks that hold the shard; empty means all ranks. `optimizer` and `others`
+        are the objects whose plain values (values that are not parameters) belong to the shard.
         """
         self.name = name
         self.ranks = ranks
@@ -140,8 +140,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank. The buffers are the
-        parameters' own memory.
+        Return the shard in the form in which it is sent to another rank. The buffers in the result
+        are the memory of the parameters, not copies.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -163,8 +163,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard into use. All buffers that `take` returned have been filled. Raises
-        `OrderRefused` if `take` was not called with the description `meta`.
+        Put the received shard into use. This is called when all buffers that `take` returned have
+        been filled. Raises `OrderRefused` if `take` was not called with the description `meta`.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(

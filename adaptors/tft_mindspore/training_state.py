@@ -1,7 +1,7 @@
 """
 The training state of this process: the model, the optimizer and the other objects that the user
 passes to `session.adopt`. This module checks these objects, captures and restores their state, and
-sends it to other ranks.
+gives tft the state that is sent to other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 def begun() -> str | None:
     """
     Return a text that names the MindSpore feature which has already connected this process to other
-    processes. Return None if MindSpore has not connected it.
+    processes. Return None if MindSpore has not connected this process.
     """
     return "collective communication (mindspore.communication.init)" if GlobalComm.INITED else None
 
@@ -126,7 +126,7 @@ class Adopted:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` batches.
+        Leave out the next `batches` batches of the data.
         """
         self._local_state.skip(batches)
 
@@ -181,8 +181,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. The content of all buffers that `take` has returned must
-        have arrived.
+        Put the received shard into use. This is called when the content of all buffers that `take`
+        returned has arrived.
         """
         self._shard(shard).taken(meta)
         self._local_state.forget()
@@ -208,8 +208,8 @@ class Adopted:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of the parts of a shard, for comparison with the other holders of the
-        shard. A part that may differ between ranks has an empty digest.
+        Return a digest of each part of a shard, by the name of the part, for comparison with the
+        other holders of the shard. A part that may differ between ranks has an empty digest.
         """
         parameters = self._shard(shard).parameters
         # Do not compare settings such as the learning rate: a script may change them in a step

@@ -2,8 +2,8 @@
 The plugin of `tft run --numerics refuse`: prevents updates with NaN, Inf or a sudden spike in the
 loss or in the norm of the gradients (see `docs/howto/numerics.md`).
 
-The plugin acts on a job only through the hooks of `tft.spi`. It refuses an update, and the
-controller decides what to do next.
+The plugin acts on a job only through the hooks of `tft.spi`. It only refuses an update; the
+controller then decides how the job continues.
 """
 
 import json
@@ -19,7 +19,8 @@ from tft.spi import SessionView, hookimpl
 from tft_numerics.judge import MODES, SPIKE, Judge, Settings
 
 VARIABLE = "TFT_NUMERICS"
-"""The variable that carries the settings to every process of the job, as a JSON object."""
+"""The environment variable that carries the settings of the plugin to every process of the job, as
+a JSON object."""
 
 
 @hookimpl
