@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # imported only now, because this loads torch
+    from tft_megatron.preload import preload
 
     preload()
 

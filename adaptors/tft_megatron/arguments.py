@@ -98,7 +98,7 @@ class Settled:
     replicas: int
     """The number of ranks that hold each shard of the optimizer. If shards have different numbers
     of holders, this is the smallest number. 1 means that each shard is on one rank only."""
-    sizes: Mapping[str, Any]  # Any: arguments of various types
+    sizes: Mapping[str, Any]  # Any: the arguments have various types
     """The arguments that `begin` passes to `initialize_model_parallel`, including
     `num_distributed_optimizer_instances`."""
 
@@ -468,7 +468,8 @@ def _whole(args: Namespace) -> int:
     return _dense(args) if experts is None else min(_dense(args), experts)
 
 
-def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: sizes of various types
+# Any: the sizes have various types
+def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:
     sizes = {name: getattr(args, name) for name in _SIZES if getattr(args, name, None) is not None}
     if _has(args, "use_tp_pp_dp_mapping"):
         sizes["order"] = "tp-cp-ep-pp-dp"

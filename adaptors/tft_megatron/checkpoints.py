@@ -159,7 +159,7 @@ def _memory(tensor: Tensor) -> tuple[int, torch.dtype]:
     return tensor.untyped_storage().data_ptr(), tensor.dtype
 
 
-def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: values of any type
+def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: the values may have any type
     content = io.BytesIO()
     torch.save(dict(common), content)
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)

@@ -161,7 +161,7 @@ class _Chunk(Iterator[Any]):
         self.batches: Iterator[Any] | None = None
         self.count = 0
 
-    def __next__(self) -> Any:  # Any: a micro-batch of any type
+    def __next__(self) -> Any:  # Any: a micro-batch may have any type
         if self.batches is None:
             raise UsageError(
                 "a micro-batch was drawn, but this rank has no iterator: call data.begin(step) at "
@@ -210,7 +210,7 @@ class _Drawn:
                 )
 
 
-def _calculator() -> Any:  # Any: an object of Megatron, which ships no types
+def _calculator() -> Any:  # Any: an object of Megatron, which gives mypy no types
     from megatron.core import num_microbatches_calculator
 
     present = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR

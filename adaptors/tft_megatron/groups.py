@@ -172,7 +172,7 @@ class Parallel:
         gc.collect()  # needed because modules and their hooks form reference cycles
 
 
-def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various types
+def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: the arguments have various types
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(**sizes)
@@ -230,7 +230,7 @@ def _all_pretended() -> Iterator[None]:
 
     make: Callable[..., Any] = parallel_state.create_group
 
-    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron ships no types
+    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron gives mypy no types
         return make(*arguments, **{**named, "backend": "fake", "pg_options": None})
 
     parallel_state.create_group = pretended

@@ -78,7 +78,7 @@ class Content:
     """
 
     tensors: list[Placed] = field(default_factory=list)
-    objects: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
+    objects: dict[str, Any] = field(default_factory=dict)  # Any: the values may have any type
     """Objects that are no tensors, by the unique key that megatron-core gives them."""
     common: dict[str, Any] = field(default_factory=dict)
     """The state that megatron-core stores once for all ranks."""
@@ -87,7 +87,7 @@ class Content:
 def content_of(
     wanted: int | str,
     models: Sequence[nn.Module],
-    optimizer: Any,  # Any: an object of megatron-core, which ships no types
+    optimizer: Any,  # Any: an object of megatron-core, which gives mypy no types
 ) -> Content:
     """
     Return the data to write for one part of the state.
@@ -123,7 +123,8 @@ def content_of(
 
 
 @contextmanager
-def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
+# Any: megatron-core gives mypy no types
+def _with_state(chained: Sequence[Any]) -> Iterator[None]:
     """
     While this context is open, give every torch Adam or AdamW without state its initial state.
     Remove that state afterwards.
@@ -175,11 +176,12 @@ def model_names(count: int) -> list[str]:
     return ["model"] if count == 1 else [f"model{number}" for number in range(count)]
 
 
-def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
+def _bare(model: nn.Module) -> Any:  # Any: megatron-core gives mypy no types
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which ships no types
+# Any: `state` has nested values of megatron-core, which gives mypy no types
+def _clean(state: Any) -> None:
     """
     Set the padding between parameters to zero, because otherwise megatron-core would write
     uninitialized memory in place of the padding.
@@ -193,7 +195,8 @@ def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which sh
                         value.data.zero_()
 
 
-def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: untyped in megatron-core
+# Any: megatron-core gives mypy no types
+def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:
     for by_dtype in state.get("param_state", {}).values():
         if isinstance(by_dtype, dict):
             for buckets in by_dtype.values():
@@ -202,7 +205,7 @@ def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: untyped in m
 
 def _spread(
     into: Content, state: Any, *, alone: bool = False
-) -> None:  # Any: untyped in megatron-core
+) -> None:  # Any: megatron-core gives mypy no types
     """
     Sort the values of `state` into tensors, objects and common values, and add them to `into`.
 
@@ -219,7 +222,8 @@ def _spread(
     into.common.update(common)
 
 
-def _placed(value: Any, *, first: bool) -> Placed:  # Any: an untyped ShardedTensor
+# Any: `value` is a ShardedTensor, which gives mypy no types
+def _placed(value: Any, *, first: bool) -> Placed:
     ahead = (1,) * value.prepend_axis_num
     return Placed(
         key=value.key,
@@ -246,7 +250,7 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
 
 def _spread_models(
     found: Mapping[int | str, Content],
-    chained: Sequence[Any],  # Any: untyped in megatron-core
+    chained: Sequence[Any],  # Any: megatron-core gives mypy no types
     named: Mapping[str, Any],
     wanted: int | str,
 ) -> None:
@@ -282,7 +286,7 @@ def _spread_models(
             found[number].objects |= found[REST].objects
 
 
-def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core gives mypy no types
     """
     Yield the parameters of the models that an optimizer changes.
     """
@@ -298,7 +302,8 @@ def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no t
         yield from optimizer.get_parameters()
 
 
-def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: untyped in megatron-core
+# Any: megatron-core gives mypy no types
+def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:
     """
     Yield the pieces of a model parameter that can be computed from this rank's master weights.
 
@@ -331,7 +336,7 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: untyped in
             )
 
 
-def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core gives mypy no types
     """
     Yield the parameters for which this rank has at least a piece of the state of the distributed
     optimizer.
@@ -344,7 +349,7 @@ def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no ty
                 yield from each["param_map"]
 
 
-def _parts(value: Any) -> list[Any]:  # Any: untyped in megatron-core
+def _parts(value: Any) -> list[Any]:  # Any: megatron-core gives mypy no types
     if isinstance(value, ShardedTensorFactory):
         return [part for part in nested_values(value.build()) if isinstance(part, ShardedTensor)]
     return [value]

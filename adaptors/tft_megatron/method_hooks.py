@@ -108,7 +108,7 @@ class Replaced:
                 "script"
             )
 
-    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron ships no types
+    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron gives mypy no types
         """
         Record that Megatron has asked to update the gradient scaler `scaler`. The update is done in
         the next update window.
@@ -143,7 +143,8 @@ class Replaced:
                 )
 
 
-def _step_alone(optimizer: Any) -> None:  # Any: an optimizer of Megatron, which ships no types
+# Any: an optimizer of Megatron gives mypy no types
+def _step_alone(optimizer: Any) -> None:
     """
     Let `optimizer` change this rank's master weights, and the parameters that are rounded from
     them. Do not gather the parameters of other ranks.

@@ -32,7 +32,7 @@ def refuse_other_settings(training: Training) -> None:
         for each in training.optimizers
     ]
     group = state.get_pipeline_model_parallel_group()
-    found: list[Any] = [None] * dist.get_world_size(group)  # Any: lists like `own`, pickled
+    found: list[Any] = [None] * dist.get_world_size(group)  # Any: filled with lists like `own`
     dist.all_gather_object(found, own, group=group)
     for stage, theirs in enumerate(found):
         if theirs != own:

@@ -118,19 +118,19 @@ class RankLocalState:
         }
 
 
-def _tracker() -> Any:  # Any: an object of Megatron, which ships no types
+def _tracker() -> Any:  # Any: an object of Megatron, which gives mypy no types
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     return get_cuda_rng_tracker()
 
 
-def _bytes(kept: Any) -> bytes:  # Any: a state tensor, or with CUDA graphs a generator
+def _bytes(kept: Any) -> bytes:  # Any: a tensor, or a generator if CUDA graphs are used
     state = kept.get_state() if isinstance(kept, torch.Generator) else kept
     found: bytes = state.numpy().tobytes()
     return found
 
 
-def _as(present: Any, kept: bytes) -> Any:  # Any: a state tensor or a generator
+def _as(present: Any, kept: bytes) -> Any:  # Any: a tensor or a generator, see `_bytes`
     state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
     if isinstance(present, torch.Generator):
         present.set_state(state)

@@ -21,7 +21,8 @@ class Progress:
     has already counted.
     """
 
-    def __init__(self, scheduler: Any) -> None:  # Any: an object of Megatron, which ships no types
+    # Any: a scheduler of Megatron gives mypy no types
+    def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tft.errors import UsageError
 
-Holder = Any  # a configuration object of Megatron, which ships no types
+Holder = Any  # a configuration object of Megatron, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

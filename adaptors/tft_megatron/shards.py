@@ -59,7 +59,8 @@ class Share:
     optimizer state of each weight.
     """
 
-    def __init__(self, optimizer: Any) -> None:  # Any: an object of Megatron, which ships no types
+    # Any: an optimizer of Megatron gives mypy no types
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def content(self) -> Tree:
@@ -270,7 +271,7 @@ def shards_of(training: Training, rank: int) -> list[Shard]:
     return shards
 
 
-# Any: `optimizer` is an object of Megatron, which ships no types
+# Any: `optimizer` is an object of Megatron, which gives mypy no types
 def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     """
     Return the ranks that hold the same part of the state of `optimizer` as this rank. This rank is

@@ -69,7 +69,7 @@ def forget_counts(training: Training) -> None:
         reset_model_temporary_tensors(chunk.config, [chunk])
 
 
-def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no types
+def _reset(group: Any) -> None:  # Any: an object of Megatron, which gives mypy no types
     """
     Reset a group of gradient buckets to its state before the first batch.
 
@@ -84,7 +84,7 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
     group.golden_per_param_grad_ready_counts = {}
 
 
-def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
+def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron gives mypy no types
     """
     Yield the objects that distribute tokens to the experts of `module`: the token dispatcher, and
     its communication manager if it has one. Yield nothing for a module without experts.
@@ -95,7 +95,7 @@ def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no 
             yield each
 
 
-def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron ships no types
+def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron gives mypy no types
     from megatron.core.timers import Timers
 
     configs = [each.config for each in (*training.chunks, *training.optimizers)]

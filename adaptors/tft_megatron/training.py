@@ -16,8 +16,8 @@ from tft_megatron.settings import refuse_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """
-    The user's objects in Megatron's form. Their types are `Any`, because Megatron has no type
-    annotations.
+    The user's objects in Megatron's form. Their types are `Any`, because Megatron's package gives
+    mypy no types.
     """
 
     chunks: Sequence[Any]

@@ -41,7 +41,7 @@ _LISTED = count(1)
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's objects may have any class
     wrap: Callable[[], Any] | None,
     parallel: Parallel,
     contributing: Callable[[], None] | None,
@@ -213,7 +213,7 @@ class Adopted:
         self._settings.put_back()
 
     @torch.no_grad()
-    def rebuild(self) -> Any:  # Any: model chunks of the user, which have no types
+    def rebuild(self) -> Any:  # Any: chunks of the model, whose class gives mypy no types
         """
         Compute the parameters from the master weights, and gather them on all ranks. Return the
         model chunk, or the sequence of chunks if there are several.

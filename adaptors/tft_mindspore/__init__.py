@@ -28,7 +28,7 @@ _OFFERED = {
 """Maps each public name for scripts to the module of this package that defines the name."""
 
 
-def __getattr__(name: str) -> Any:  # Any: classes and functions
+def __getattr__(name: str) -> Any:  # Any: the names are those of classes and functions
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)

@@ -274,7 +274,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             self._await(states.RS_HCCL_FAILED if failed else states.RS_NORMAL)
         return error
 
-    def _await(self, state: Any) -> None:  # Any: an untyped ReportState
+    def _await(self, state: Any) -> None:  # Any: a ReportState, which gives mypy no types
         """
         Report `state` to tft, and wait until training can continue. Raises `JobEnded` if the job
         ends instead.
@@ -283,7 +283,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         if self.tft.tft_wait_next_action() == self.tft.Action.EXIT.value:
             raise JobEnded(self._hosted.exit_code())
 
-    def _end_update_report(self, cb_params: Any) -> None:  # Any: an untyped object of MindSpore
+    # Any: `cb_params` is an object of MindSpore, which gives mypy no types
+    def _end_update_report(self, cb_params: Any) -> None:
         """
         Close the update window and let tft interrupt the training. MindSpore calls this at the end
         of each step.
@@ -328,7 +329,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     # ---------------------------------------------------------------- the training state
 
-    def _adopt(self, told: Any) -> None:  # Any: an untyped object of MindSpore
+    def _adopt(self, told: Any) -> None:  # Any: an object of MindSpore, which gives mypy no types
         optimizer = self._get_optim(told)
         if not isinstance(optimizer, _Marks):
             name = type(optimizer).__name__
@@ -364,7 +365,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         names = [*named_parameters(network), *named_parameters(optimizer)]
         return {f"part{ranks[0]}": Part(names=tuple(dict.fromkeys(names)), ranks=ranks)}
 
-    def _epochs_before(self, told: Any) -> int:  # Any: an untyped object of MindSpore
+    def _epochs_before(self, told: Any) -> int:  # Any: MindSpore gives mypy no types
         return int(self.initial_step) // int(told.batch_num)
 
     def _is_params_consistent(self) -> bool:
@@ -429,7 +430,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _note(self, directory: Path, shard: str) -> Path:
         return directory / f"{shard}{_NOTE}"
 
-    # Any: `told` is an object of MindSpore, which ships no types
+    # Any: `told` is an object of MindSpore, which gives mypy no types
     def _write(self, told: Any, beside: Mapping[str, Any]) -> None:
         assert self._series is not None  # `_adopt` has set it
         step = (told.cur_step_num - 1) % told.batch_num + 1

@@ -89,7 +89,7 @@ def _write(
     directory: Path,
     shard: str,
     contents: Mapping[str, Array],
-    plain: Mapping[str, Any],  # Any: values of various plain types
+    plain: Mapping[str, Any],  # Any: the values have various plain types
     step: int,
 ) -> list[str]:
     from mindspore import Tensor, save_checkpoint

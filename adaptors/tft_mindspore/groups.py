@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tft.errors import OrderRefused, PeerError, UsageError
 from tft_mindspore.step_numbers import watch
 
-Array = NDArray[Any]  # Any: elements of any type
+Array = NDArray[Any]  # Any: the elements may have any type
 
 _HEADER = struct.Struct("<4sIQ")
 """The header of each message: the name of the operation, the number of the message among those from
@@ -447,7 +447,7 @@ class Group:
             raise OSError(error, os.strerror(error))
         return connection
 
-    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: parsed JSON
+    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: values in JSON
         asked = {"name": self.name, "rank": self.rank, "world": self.world, "port": port}
         store.sendall(json.dumps(asked).encode() + b"\n")
         said = b""

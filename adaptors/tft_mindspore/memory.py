@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tft.errors import MalformedMessage
 from tft.spi import pack
 
-Array = NDArray[Any]  # Any: elements of any type
-Parameter = Any  # a parameter of MindSpore, which ships no types
+Array = NDArray[Any]  # Any: the elements may have any type
+Parameter = Any  # a parameter of MindSpore, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Described:
         return [self.name, self.kind, list(self.shape), self.size]
 
     @classmethod
-    def read(cls, told: Sequence[Any]) -> "Described":  # Any: unpacked, not yet checked
+    def read(cls, told: Sequence[Any]) -> "Described":  # Any: the values are not checked yet
         """
         Return the description that `listed` has converted to the plain values `told`. Raises
         `MalformedMessage` if `told` has another form.

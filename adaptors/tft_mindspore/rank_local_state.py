@@ -38,8 +38,8 @@ class RankLocalState:
 
     def __init__(
         self,
-        model: Any,  # Any: a Cell of MindSpore, which ships no types
-        data: Any,  # Any: the user's own data object, of any class
+        model: Any,  # Any: a Cell of MindSpore, which gives mypy no types
+        data: Any,  # Any: the user's data object may have any class
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)
@@ -174,7 +174,7 @@ class RankLocalState:
             self._settled = dict(running)
 
 
-def _running(model: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
+def _running(model: Any) -> dict[str, Parameter]:  # Any: MindSpore gives mypy no types
     """
     Return the running statistics of the model's normalization layers, by name.
 

@@ -46,7 +46,8 @@ class Part:
     """All ranks that hold this part. This rank is among them."""
 
 
-def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
+# Any: `holder` is a Cell of MindSpore, which gives mypy no types
+def named_parameters(holder: Any) -> dict[str, Parameter]:
     """
     Return the parameters of a network or an optimizer by name.
 
@@ -72,7 +73,7 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     from mindspore import Tensor  # late: only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
-    plain: list[dict[str, Any]] = []  # Any: numbers, flags or None
+    plain: list[dict[str, Any]] = []  # Any: the values are numbers, flags or None
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         values = {key: value for key, value in group.items() if key != "params"}
         for key, value in values.items():
@@ -101,8 +102,8 @@ class Shard:
         parameters: Mapping[str, Parameter],
         ranks: tuple[int, ...],
         *,
-        optimizer: Any = None,  # Any: the user's own optimizer, of any class
-        others: Mapping[str, Any] | None = None,  # Any: the user's own objects, of any class
+        optimizer: Any = None,  # Any: the user's optimizer may have any class
+        others: Mapping[str, Any] | None = None,  # Any: the user's objects may have any class
     ) -> None:
         """
         `name` is the name of the shard. `parameters` are the parameters in the shard, by name.
@@ -129,7 +130,7 @@ class Shard:
             }
         )
 
-    def plain(self) -> dict[str, Any]:  # Any: values of various plain types
+    def plain(self) -> dict[str, Any]:  # Any: the values have various plain types
         """
         Return the values of the shard that are not parameters: the plain settings of the optimizer
         and the state of objects such as a scheduler.
@@ -214,7 +215,7 @@ class Shard:
             )
 
 
-def _read(meta: bytes) -> dict[str, Any]:  # Any: unpacked, checked by the caller
+def _read(meta: bytes) -> dict[str, Any]:  # Any: the caller checks the values
     told = unpack(meta)
     if not isinstance(told, dict) or told.get("form") != _FORM:
         raise MalformedMessage("the description of the shard is not one of the adaptor mindspore")

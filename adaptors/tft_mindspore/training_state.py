@@ -36,7 +36,7 @@ def begun() -> str | None:
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's objects may have any class
     wrap: Callable[[], Any] | None,
 ) -> "Adopted":
     """
@@ -73,8 +73,8 @@ class Adopted:
         *,
         model: Cell,
         optimizer: Cell,
-        others: Mapping[str, Any],  # Any: the user's own objects, of any class
-        data: Any,  # Any: the user's own data object, of any class
+        others: Mapping[str, Any],  # Any: the user's objects may have any class
+        data: Any,  # Any: the user's data object may have any class
         rngs: Sequence[str],
         wrap: Callable[[], Any] | None,
         shards: Mapping[str, Part],
@@ -274,7 +274,7 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
     return own
 
 
-def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's objects may have any class
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise UsageError(
@@ -309,7 +309,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of
             break
 
 
-def _check_state(name: str, each: Any) -> None:  # Any: the user's own object, of any class
+def _check_state(name: str, each: Any) -> None:  # Any: the user's object may have any class
     if each is None:
         return
     if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
@@ -324,7 +324,7 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's own object, o
 
 
 def _check_parts(
-    shards: Mapping[str, Any],  # Any: user's values, not yet checked
+    shards: Mapping[str, Any],  # Any: the user's values are not checked yet
     elsewhere: Sequence[str],
     everything: Mapping[str, Any],
 ) -> None:

@@ -39,7 +39,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of any type
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     texts = list(options["chaos"])
     nodes = options["nnodes"]
     for text in texts:

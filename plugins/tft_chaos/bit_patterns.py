@@ -20,7 +20,7 @@ _HIGHEST_MANTISSA_BIT = {
 }
 """Maps each type of elements to the number of the highest bit of the mantissa, where bit 0 is the
 least significant bit of the element. A flip of this bit changes a normal value by a quarter or
-more. The new value is not NaN or Inf, except that 352 of the type float8_e4m3fn becomes NaN."""
+more. The new value is not NaN or Inf, except that a float8_e4m3fn of 352 or -352 becomes NaN."""
 
 _NAMED = 6
 """The largest number of tensor names that an error message lists. A model may have thousands of

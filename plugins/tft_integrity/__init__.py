@@ -48,7 +48,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of all options
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     steps, backups = options["integrity"], options.get("backup_every", 0)
     if steps is None:
         return {}

@@ -51,7 +51,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as `tft run` has them
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     mode, spike, limit = (options[f"numerics{each}"] for each in ("", "_spike", "_limit"))
     if mode not in ("off", *MODES):
         raise UsageError(f"--numerics {mode}: expected is off, {' or '.join(MODES)}")
