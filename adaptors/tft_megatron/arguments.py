@@ -37,12 +37,13 @@ _OF_WORDS = {
     "elastic-training": (_MASTER, _ELASTIC),
     "exit": (),
 }
-"""Each word that `HIGH_AVAILABILITY` may contain, with the arguments that the word switches on. The
-word `exit` switches nothing on. Alone, it says that high availability is off on purpose."""
+"""Maps each word that `HIGH_AVAILABILITY` may contain to the arguments that the word switches on.
+The word `exit` switches nothing on. If the variable contains only this word, high availability is
+off on purpose."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""The strategies that the adaptor supports, in the order in which tft tries them. Each comes with
-the argument that switches it on."""
+"""Maps each strategy that the adaptor supports to the argument that switches the strategy on. The
+strategies have the order in which tft tries them."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
 _ELSEWHERE = {
@@ -50,8 +51,8 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Arguments that are refused, because with them Megatron keeps the optimizer's state in places that
-the adaptor does not read. Each comes with the reason, for the error message."""
+"""Maps each refused argument to the reason for the error message. With these arguments, Megatron
+keeps the optimizer's state in places that the adaptor does not read."""
 
 _NEEDED = (
     "tensor_model_parallel_size",

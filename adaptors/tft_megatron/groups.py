@@ -44,8 +44,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """Weak references to the pretended groups that this class has dropped. These groups still
-        exist if the script refers to them."""
+        """Weak references to the pretended groups (groups that send nothing) that this class has
+        dropped. Such a group still exists if the script refers to it."""
         self._excepthook = sys.excepthook
 
     @property
@@ -71,7 +71,8 @@ class Parallel:
 
     def begin(self, rank: int, world: int, sizes: Mapping[str, Any]) -> None:
         """
-        Create the pretended groups. Raises `UsageError` if the sizes do not divide the world size.
+        Create the pretended groups, which send nothing. Raises `UsageError` if the sizes do not
+        divide the world size.
         """
         self._rank, self._world, self._sizes = rank, world, sizes
         try:
@@ -106,8 +107,8 @@ class Parallel:
         self, name: str, host: str, port: int, rank: int, world: int, *, devices: Devices
     ) -> None:
         """
-        Replace the present groups by real groups. Raises `OrderRefused` if the script still has a
-        reference to one of the pretended groups.
+        Replace the present groups by real groups. Raises `OrderRefused` if the script still refers
+        to a pretended group (a group that sends nothing), which tft cannot replace there.
         """
         self._taken += self._pretended()
         self._drop_pretence()
@@ -125,7 +126,7 @@ class Parallel:
 
     def clear(self) -> None:
         """
-        Free the real groups, and create pretended groups in their place.
+        Free the real groups, and create pretended groups, which send nothing, in their place.
         """
         if not self.begun or self._pretends:
             return
@@ -221,7 +222,7 @@ def _forget_groups() -> None:
 @contextmanager
 def _all_pretended() -> Iterator[None]:
     """
-    Make Megatron create only pretended groups while this context is open.
+    Make Megatron create only pretended groups, which send nothing, while this context is open.
 
     Without this context, Megatron would create some groups with gloo and some with options for
     NCCL. Creating such groups fails while no other rank is connected.

@@ -49,8 +49,8 @@ def make_alike(training: Training) -> None:
     """
     for weight in _tied(training):
         # When Megatron builds the model, it sets copies of embeddings to zero and then all-reduces
-        # them with the original. That all-reduce did nothing, because it used pretended groups. So
-        # broadcast the embeddings here.
+        # them with the original. That all-reduce did nothing, because the process groups only
+        # pretended to work at that time. So broadcast the embeddings here.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
     for chunk in training.chunks:

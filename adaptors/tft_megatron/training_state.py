@@ -37,7 +37,7 @@ from tft_megatron.training import Training, check, common_state
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
 _LISTED = count(1)
-"""A counter that gives a new number to each buffer in each result of `slices`."""
+"""A counter that gives a new number to each buffer in each result of `Adopted.slices`."""
 
 
 def adopt(
@@ -296,8 +296,8 @@ class Adopted:
 
     def _forget(self) -> None:
         """
-        Forget the stored values that `clear` would restore. They belong to a state that has been
-        replaced.
+        Forget the stored values that `clear` would restore, because these values belong to a state
+        that has been replaced.
         """
         self._local_state.running.forget()
         self._settings.forget()

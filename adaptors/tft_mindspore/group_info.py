@@ -64,8 +64,8 @@ def read_group_info(file: Path) -> GroupInfo:
 
 def write_group_info(file: Path, info: GroupInfo) -> None:
     """
-    Write a `group_info.pb` completely, and sync it to disk. Raises `UsageError` if protobuf is not
-    installed.
+    Write the content `info` to the path `file` as a `group_info.pb`, and sync the file to disk.
+    Raises `UsageError` if protobuf is not installed.
     """
     message, _ = _messages()
     made = message()

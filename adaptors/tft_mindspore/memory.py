@@ -26,7 +26,7 @@ Parameter = Any  # a parameter of MindSpore, which gives mypy no types
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
     """
-    The description of a parameter, which is sent before its content.
+    The description of a parameter, which is sent to another rank before the parameter's content.
     """
 
     name: str
@@ -89,7 +89,8 @@ def flat_bytes(array: Array) -> memoryview:
 
 def room(parameter: Parameter) -> Array:
     """
-    Return a new array of the same type and shape as `parameter`, for content that will arrive.
+    Return a new array of the same type and shape as `parameter`, for content that will arrive from
+    another rank.
     """
     return numpy.empty_like(content(parameter))
 

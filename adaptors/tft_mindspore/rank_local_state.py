@@ -24,10 +24,10 @@ captured. Each capture copies the whole state of a generator."""
 
 INLINE = 224 * 1024
 """
-The largest number of bytes that the running statistics of a model may have. They are stored in the
-rank-local state, for which each rank has 256 KiB of shared memory. The rest of this memory is for
-the random generators (5 KiB) and the user's data position. The statistics of ResNet-50 have
-208 KiB.
+The largest number of bytes that the running statistics of a model may have. The statistics are
+stored in the rank-local state, for which each rank has 256 KiB of shared memory. The rest of this
+memory is for the random generators (5 KiB) and the user's data position. The statistics of
+ResNet-50 have 208 KiB.
 """
 
 

@@ -48,7 +48,8 @@ class _Source:
     @property
     def counted_on(self) -> bool:
         """
-        True if `meta.json` names this file. Then MindSpore Transformers wrote the file.
+        True if the file `meta.json` in the same directory names this checkpoint file. In this case
+        MindSpore Transformers wrote the checkpoint file.
 
         MindSpore Transformers continues the count of epochs in the next run. So of two files, the
         one with the higher epoch and step is newer, even if they are of different runs. MindSpore

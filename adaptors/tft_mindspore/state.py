@@ -41,7 +41,8 @@ class Part:
     """
 
     names: Sequence[str]
-    """The names of the parameters in this part, as in `get_parameters`."""
+    """The names of the parameters in this part. MindSpore's method `get_parameters` returns the
+    parameters with these names."""
     ranks: Sequence[int]
     """All ranks that hold this part. This rank is among them."""
 
@@ -70,7 +71,7 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     Both results are empty for an optimizer without `param_groups`. Only optimizers of mint.optim
     and mindspore.experimental have `param_groups`.
     """
-    from mindspore import Tensor  # late: only training processes need MindSpore
+    from mindspore import Tensor  # imported late, because only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
     plain: list[dict[str, Any]] = []  # Any: the values are numbers, flags or None

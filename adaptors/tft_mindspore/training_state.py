@@ -133,7 +133,8 @@ class Adopted:
     def clear(self) -> None:
         """
         Drop MindSpore's record of an unfinished forward pass, and undo the changes that this pass
-        has made to the running statistics. Then this rank can send its state to another rank.
+        has made to the running statistics. After that, this rank can send its state to another
+        rank.
         """
         drop_unfinished_backward()
         self._local_state.rewind()

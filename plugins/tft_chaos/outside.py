@@ -1,6 +1,6 @@
 """
-Makes faults in tft's own processes, such as the broker, which have no rank. The agent of the node
-on which such a process runs sends the signals.
+Makes faults in tft's own processes that have no rank, such as the broker. The agent of the node on
+which such a process runs sends the signals.
 """
 
 import os

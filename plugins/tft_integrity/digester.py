@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 class Digester:
     """
-    The observer of one rank, which digests a slice of each shard after each step. Each shard has
-    `of` slices.
+    The observer of one rank: tft calls its methods during training. It digests one slice of each
+    shard after each step. Each shard has `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
