@@ -67,16 +67,17 @@ def enable(
     """
     Hand over the objects that are trained: the model, the optimizer and the scheduler.
 
-    `model` is Megatron's DistributedDataParallel, or a list of them. `optimizer` is the result of
-    `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`, `rng`,
-    `others`, `save` and `load` have the same meaning as in `session.adopt`.
+    `model` is Megatron's DistributedDataParallel, or a list of such modules. `optimizer` is the
+    result of `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`,
+    `rng`, `others`, `save` and `load` have the same meaning as in `session.adopt`.
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
-    this window tft steps the scheduler too, by the value that `increment` returns. The script must
-    call `scheduler.step` with the same value afterwards. Without `increment` the value is
+    this window tft also calls `scheduler.step`, with the value that `increment` returns. The script
+    must call `scheduler.step` with the same value afterwards. Without `increment` the value is
     Megatron's running global batch size.
 
-    Raises `UsageError` if `begin` was not called, or if the adaptor cannot handle an object.
+    Raises `UsageError` if `begin` was not called, or if the adaptor cannot handle one of the
+    objects.
     """
     if not _parallel.begun:
         raise UsageError("call tft_megatron.begin before the model and the optimizer are built")
@@ -99,10 +100,11 @@ def enable(
     )
 
 
-def _torch_optimizer(optimizer: Any) -> Any:  # Any: of any class, because it is not checked yet
+# Any: `optimizer` is the script's own object, whose class is not checked yet
+def _torch_optimizer(optimizer: Any) -> Any:
     """
     Return the torch optimizer inside Megatron's `optimizer`, or None if `optimizer` has no chained
-    optimizers. Plugins that observe the training watch this object, because it changes the
+    optimizers. Plugins that observe the training watch the torch optimizer, because it changes the
     parameters.
     """
     chained = getattr(optimizer, "chained_optimizers", None)

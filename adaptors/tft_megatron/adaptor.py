@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # here, because the import takes seconds
+    from tft_megatron.preload import preload
 
     preload()
 
@@ -111,7 +111,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_megatron.checkpoints import join  # here, because it imports megatron-core
+    from tft_megatron.checkpoints import join  # imported only now: this loads megatron-core
 
     return join(directory, files)
 
@@ -131,7 +131,7 @@ def tft_load(directory: Path, shard: str) -> None:
 @hookimpl
 def tft_beside() -> bytes:
     _hooks.state()
-    return b""  # the script's own objects have the whole state, so nothing is stored beside them
+    return b""  # the checkpoint that the script writes has the whole state, so tft adds nothing
 
 
 @hookimpl

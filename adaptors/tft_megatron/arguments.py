@@ -3,9 +3,9 @@ Handles the command-line arguments and the environment variable `HIGH_AVAILABILI
 Megatron script switches high availability on. This module refuses combinations that cannot work,
 and derives the settings for tft.
 
-The arguments have the same names as in MindSpeed-LLM. The variable can switch features on, but
-cannot switch off a feature that an argument switches on. This module imports nothing from Megatron,
-because the arguments are read before `tft.init`.
+The arguments have the same names as in MindSpeed-LLM. The environment variable can switch features
+on, but cannot switch off a feature that an argument switches on. This module imports nothing from
+Megatron, because a script reads its arguments before it calls `tft.init`.
 """
 
 import math
@@ -37,12 +37,13 @@ _OF_WORDS = {
     "elastic-training": (_MASTER, _ELASTIC),
     "exit": (),
 }
-"""Each word that `HIGH_AVAILABILITY` may contain, with the arguments that the word switches on. The
-word `exit` switches nothing on. Alone, it says that high availability is off on purpose."""
+"""Maps each word that `HIGH_AVAILABILITY` may contain to the arguments that the word switches on.
+The word `exit` switches nothing on. If the variable contains only this word, high availability is
+off on purpose."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""The strategies that the adaptor supports, in the order in which tft tries them. Each comes with
-the argument that switches it on."""
+"""Maps each strategy that the adaptor supports to the argument that switches the strategy on. The
+strategies have the order in which tft tries them."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
 _ELSEWHERE = {
@@ -50,8 +51,8 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Arguments that are refused, because with them Megatron keeps the optimizer's state in places that
-the adaptor does not read. Each comes with the reason, for the error message."""
+"""Maps each refused argument to the reason for the error message. With these arguments, Megatron
+keeps the optimizer's state in places that the adaptor does not read."""
 
 _NEEDED = (
     "tensor_model_parallel_size",
@@ -60,8 +61,8 @@ _NEEDED = (
     "expert_model_parallel_size",
     "use_distributed_optimizer",
 )
-"""The Megatron arguments that decide which ranks hold the same state. A script without these names
-is refused, because this module would compute wrong groups of ranks."""
+"""The Megatron arguments that decide which ranks hold the same state. A script that lacks one of
+these arguments is refused, because this module would compute wrong groups of ranks."""
 
 _SIZES = (
     "tensor_model_parallel_size",
@@ -96,9 +97,9 @@ class Settled:
     strategies: tuple[str, ...]
     """The strategies that are switched on, by the names that `tft run --enable` takes."""
     replicas: int
-    """The number of ranks that hold each shard of the optimizer. If some shards have more holders
-    than others, this is the smallest number. 1 means that there are no copies."""
-    sizes: Mapping[str, Any]  # Any: arguments of various types
+    """The number of ranks that hold each shard of the optimizer. If shards have different numbers
+    of holders, this is the smallest number. 1 means that each shard is on one rank only."""
+    sizes: Mapping[str, Any]  # Any: the arguments have various types
     """The arguments that `begin` passes to `initialize_model_parallel`, including
     `num_distributed_optimizer_instances`."""
 
@@ -152,13 +153,16 @@ def settle(args: Namespace) -> Settled:
     Combine the arguments with `HIGH_AVAILABILITY`, check the result, and store the result for
     `tft.init`.
 
-    Call this before `tft.init`, after the arguments are parsed. In `args`, Megatron's own
-    `num_distributed_optimizer_instances` is set to the number of copies. If nothing is switched on,
-    rank 0 warns on stderr that the job will survive no fault. `HIGH_AVAILABILITY=exit` says that
-    this is intended, so that rank 0 does not warn.
+    Call this function before `tft.init`, after the arguments are parsed. It sets the attribute
+    `num_distributed_optimizer_instances` of `args`, which Megatron reads, to the number of ranks
+    that hold each shard.
+
+    If neither the arguments nor the variable switch anything on, rank 0 warns on stderr that the
+    job will survive no fault. `HIGH_AVAILABILITY=exit` says that this is intended, so that rank 0
+    does not warn.
 
     If the check fails, the process writes the reason to stderr and exits with code 2, as an
-    argument parser does. `args` is not changed then.
+    argument parser does. In this case `args` is not changed.
     """
     try:
         return _settle(args)
@@ -192,8 +196,8 @@ def enabled() -> tuple[str, ...]:
     """
     Return the strategies that are switched on for this rank.
 
-    These are the strategies that `settle` has stored. If the script did not call `settle`, they are
-    the strategies that `HIGH_AVAILABILITY` names, or all strategies if the variable is empty.
+    If the script has called `settle`, the result is what `settle` has stored. Otherwise the result
+    is the strategies that `HIGH_AVAILABILITY` names, or all strategies if the variable is empty.
 
     Raises `UsageError` if `HIGH_AVAILABILITY` has an unknown word or a strategy that is not
     supported.
@@ -402,8 +406,8 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    Return how many ranks the arguments ask to hold each shard of the optimizer. Return 1 if no
-    copies are wanted.
+    Return the number of ranks that must hold each shard of the optimizer, as the arguments ask.
+    Return 1 if the arguments ask for no copies.
 
     Raises `UsageError` if the number is less than 2 but copies are wanted, and for arguments that
     contradict each other.
@@ -446,8 +450,9 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    Return the number of ranks that hold each shard of the optimizer; if the numbers differ, the
-    smallest. `replicas` is the requested number of instances of the distributed optimizer.
+    Return the number of ranks that hold each shard of the optimizer. If shards have different
+    numbers of holders, return the smallest number. `replicas` is the requested number of instances
+    of the distributed optimizer.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas
@@ -457,14 +462,15 @@ def _holders(args: Namespace, replicas: int) -> int:
 def _whole(args: Namespace) -> int:
     """
     Return the number of ranks that hold the same optimizer state, if the optimizer is not
-    distributed. These are the ranks that reduce their gradients together. If the dense parameters
-    and the experts have different numbers, return the smaller one.
+    distributed. The ranks that reduce their gradients together hold the same state. If the dense
+    parameters are on another number of ranks than the experts, return the smaller number.
     """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)
 
 
-def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: sizes of various types
+# Any: the sizes have various types
+def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:
     sizes = {name: getattr(args, name) for name in _SIZES if getattr(args, name, None) is not None}
     if _has(args, "use_tp_pp_dp_mapping"):
         sizes["order"] = "tp-cp-ep-pp-dp"

@@ -4,15 +4,15 @@ Writes checkpoints in megatron-core's own distributed form, `torch_dist`.
 Each rank writes its shard alone. In a shard, tensors have the keys that megatron-core gives them,
 and each piece of a tensor is stored with its place in the whole tensor. A shard also has a
 description, with which this adaptor restores the shard exactly. The rank that commits the
-checkpoint joins the metadata of all shards. `megatron.core.dist_checkpointing.load` can then read
-the whole checkpoint, without tft.
+checkpoint joins the metadata of all shards into one `.metadata` file. The function
+`megatron.core.dist_checkpointing.load` can then read the whole checkpoint, without tft.
 
     latest_checkpointed_iteration.txt
     iter_0000042/   .metadata, metadata.json, common.pt      for all shards, written last
                     SHARD/.metadata, SHARD/__0_0.distcp, …   written by one rank
 
-The first `.metadata` refers to the files of the shards. So shards are joined without reading a
-tensor.
+The joined `.metadata` refers to the files of the shards. So no tensor is read or copied when the
+shards are joined.
 """
 
 import io
@@ -60,7 +60,7 @@ _OWN = "tft.own."
 
 _COMMON = "tft.common"
 """The name of the entry of a shard that has the content for the file `common.pt`. Only one shard
-of a checkpoint needs it."""
+of a checkpoint needs this entry."""
 
 _GENERATORS = "rng_state"
 """The name under which a checkpoint has the states of the random generators of all ranks."""
@@ -76,9 +76,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""Where a part of a tensor is stored, if it is not written under the name of the tensor, because it
-is written already as another entry. The fields are the name of that entry, the shape and the
-strides of the part, and the offset of its first element in the tensor."""
+"""Says which entry of a shard has the content of a part of a tensor. Such a tensor has no entry of
+its own name, because other entries have all its elements. The fields are the name of the entry, the
+shape and the strides of the part, and the offset of the first element of the part in the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Written:
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """
-        Return the description of the shard, packed, and the entries to be written, by name.
+        Return the description of the shard as bytes, and the entries to be written, by name.
         """
         kept = self.content.tensors
         views = views_of(self.own, [piece for piece in kept if not piece.derived])
@@ -159,7 +159,7 @@ def _memory(tensor: Tensor) -> tuple[int, torch.dtype]:
     return tensor.untyped_storage().data_ptr(), tensor.dtype
 
 
-def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: values of any type
+def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: the values may have any type
     content = io.BytesIO()
     torch.save(dict(common), content)
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
@@ -189,7 +189,7 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # flatten nothing: otherwise torch would look for tensors inside megatron-core's objects
+    # The planner must not flatten values: torch would look for tensors in megatron-core's objects.
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -236,8 +236,9 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
     Join the shards among `files`, and write under `directory` the files that megatron-core needs to
     load the whole checkpoint. Return the names of the written files, relative to `directory`.
 
-    Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if a
-    file cannot be read, or if no shard has the state that megatron-core stores once for all ranks.
+    This function reads only small files, and only files that `files` names. Raises
+    `CheckpointCorrupt` if a file cannot be read, or if no shard has the state that megatron-core
+    stores once for all ranks.
     """
     whole = _Whole(directory)
     names = list(files)
@@ -274,7 +275,7 @@ class _Whole:
     @property
     def parts(self) -> list[ModelPart]:
         """
-        Return the parts of the model, each once.
+        Return the parts of the model to which the added shards belong. Each part is listed once.
         """
         return list(self._parts)
 
@@ -356,11 +357,11 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`. The file
-    `latest_checkpointed_iteration.txt` is written with the number `step`.
+    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`: write
+    the number `step` to the file `latest_checkpointed_iteration.txt`.
 
-    The file is removed if `newest` is None, or does not have the name that Megatron expects for
-    `step`.
+    Remove this file instead if `newest` is None, or does not have the name that Megatron expects
+    for `step`.
     """
     tracker = directory / TRACKER
     if newest is not None and newest.name == f"iter_{step:07d}":

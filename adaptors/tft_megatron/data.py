@@ -1,8 +1,8 @@
 """
 The data position of Megatron scripts: the number of samples that the whole job has consumed.
 
-After a rollback, new iterators over the data begin at this position, and Megatron's calculator of
-the number of micro-batches is set to it. No other data position is stored.
+After a rollback, new iterators over the data begin at this position. Megatron's calculator of the
+number of micro-batches is set to this position too. No other data position is stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ any type.)"""
 
 class Data:
     """
-    The object for `enable(data=...)`. Call `begin(step)` at the beginning of each step. It returns
-    the `data_iterator` for Megatron's schedules:
+    The object to pass as `enable(data=...)`. Call its method `begin(step)` at the beginning of each
+    step. The method returns the `data_iterator` for Megatron's schedules:
 
         data = Data(lambda consumed: iter(loader_of_this_rank(consumed)))
         for step in session.steps(1000):
@@ -28,9 +28,9 @@ class Data:
                 data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...
             )
 
-    When a step begins, the position grows by the global batch size of that step, also on ranks that
-    read no data. So the position that tft captures anywhere in a step is the position at the end of
-    the step.
+    When a step begins, the data position grows by the global batch size of that step, also on ranks
+    that read no data. So whenever tft captures the position during a step, it captures the position
+    at the end of this step.
     """
 
     def __init__(
@@ -52,15 +52,16 @@ class Data:
         self._build = build
         self._consumed = consumed
         self._step: int | None = None
-        """The newest step that has begun. None if no step has begun since the position was set."""
+        """The newest step that has begun. None if no step has begun since the data position was
+        set."""
         self._drawn = _Drawn(1 if chunks is None else chunks)
         self._several = chunks is not None
 
     @property
     def consumed(self) -> int:
         """
-        Return the number of samples that the whole job has consumed, including the step that has
-        begun.
+        Return the number of samples that the whole job has consumed, including the samples of the
+        present step.
         """
         return self._consumed
 
@@ -75,10 +76,10 @@ class Data:
     def begin(self, step: int) -> "_Chunk | list[_Chunk]":
         """
         Begin a step and return the iterators of this rank. Also set Megatron's number of
-        micro-batches to the number at this position.
+        micro-batches to the number that belongs to the present data position.
 
-        May be called more than once in a step, for example by a forward step. Raises `UsageError`
-        if the previous step has drawn some of its micro-batches, but not all.
+        This method may be called more than once in a step, for example by a forward-step function.
+        Raises `UsageError` if the previous step has drawn some of its micro-batches, but not all.
         """
         if step != self._step:
             if self._step is None:
@@ -121,8 +122,8 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # set the calculator now and not only when a step begins: tft reads from it the increment by
-        # which it steps the scheduler
+        # Set Megatron's calculator now, and not only when a step begins: tft reads the increment
+        # for the scheduler from the calculator.
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:
@@ -152,15 +153,16 @@ class Data:
 
 class _Chunk(Iterator[Any]):
     """
-    The iterator over the micro-batches of one chunk of the model. It takes the micro-batches from
-    the newest iterator that `build` has made.
+    The iterator over the micro-batches of one chunk of the model (the whole model of this rank, or
+    a virtual pipeline stage). It takes the micro-batches from the newest iterator that the script's
+    function `build` has made.
     """
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
         self.count = 0
 
-    def __next__(self) -> Any:  # Any: a micro-batch of any type
+    def __next__(self) -> Any:  # Any: a micro-batch may have any type
         if self.batches is None:
             raise UsageError(
                 "a micro-batch was drawn, but this rank has no iterator: call data.begin(step) at "
@@ -195,9 +197,9 @@ class _Drawn:
 
     def check(self, step: int) -> None:
         """
-        Check, when a step is over, that each chunk has drawn all its micro-batches or none. A rank
-        that gets the micro-batches from another rank draws none. Raises `UsageError` if a chunk has
-        drawn only a part of them.
+        Check, when a step is over, that each chunk has drawn all its micro-batches or none. A chunk
+        draws none if its rank gets the micro-batches from another rank. Raises `UsageError` if a
+        chunk has drawn only some of its micro-batches.
         """
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):
@@ -209,7 +211,7 @@ class _Drawn:
                 )
 
 
-def _calculator() -> Any:  # Any: an object of Megatron, which ships no types
+def _calculator() -> Any:  # Any: an object of Megatron, which gives mypy no types
     from megatron.core import num_microbatches_calculator
 
     present = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR

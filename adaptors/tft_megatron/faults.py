@@ -11,15 +11,16 @@ import tft_pytorch.faults
 from tft.spi import Diagnosis, FaultKind
 
 _PRECISION = "PRECISION ERROR"
-"""The text by which MindSpeed-LLM, too, recognises the `RuntimeError` of a precision monitor: a
-tool that checks losses and gradients, and raises when they are wrong."""
+"""A text in the message of the `RuntimeError` that a precision monitor raises. A precision monitor
+is a tool that checks losses and gradients, and raises when they are wrong. MindSpeed-LLM searches
+for the same text."""
 
 _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
 """The part of the precision monitor's message that names the last step whose numbers were right."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
-"""The file of Megatron that calls torch's autograd engine for the backward pass. Gradients are
-reduced inside that call, so a thread in this file may wait for other ranks."""
+"""The end of the path of the Megatron file that calls torch's autograd engine for the backward
+pass. Gradients are reduced inside that call, so a thread in this file may wait for other ranks."""
 
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:

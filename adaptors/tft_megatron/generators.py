@@ -41,9 +41,9 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
     Return the objects with the generator states, by the keys under which megatron-core stores them.
     `captured` has the rank-local state of each rank.
 
-    If the rank-local state of a rank is lost, the object has in its place the state of the first
-    rank of the same part whose state is known. (`Any`: the values have the form in which Megatron
-    stores them.)
+    If the rank-local state of a rank is lost, the object has the state of another rank in its
+    place: the first rank of the same part whose state is known. (`Any`: the values have the form in
+    which Megatron stores them.)
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -54,7 +54,8 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
         states = [known.get(rank, first) for rank in part.ranks]
         (stage, stages), (slice_, slices) = part.pipeline, part.tensor
         if part.experts > 1:
-            # as in Megatron, because ranks with different experts draw different random numbers
+            # As in Megatron, each rank has an object of its own: ranks with different experts draw
+            # different random numbers.
             for place, state in enumerate(states):
                 shape, at = (stages, slices, len(states)), (stage, slice_, place)
                 one = ShardedObject("rng_state", [state], shape, at)
@@ -80,9 +81,9 @@ def of_rank(local_state: bytes) -> dict[str, Any]:
     is the rank-local state of the rank.
 
     Megatron needs a state for every generator, but the rank-local state has only the generators
-    that training draws from. If Python's or numpy's generator is not in it, the state of this
-    process's generator is used. For a missing CUDA generator, the state of torch's CPU generator is
-    used. Any: each generator has a state of another type.
+    that training draws from. For a missing generator of Python or numpy, the result has the present
+    state of that generator in this process. For a missing CUDA generator, the result has the state
+    of torch's CPU generator. (`Any`: each generator has a state of another type.)
     """
     told = unpack(local_state)
     kept = unpack(told["torch"])

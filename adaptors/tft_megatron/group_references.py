@@ -1,7 +1,7 @@
 """
 Finds all references to process groups in the user's objects: attributes, list items, closure
-variables and so on. This is done once. Whenever groups are formed again, tft sets these references
-to the new groups. So model and optimizer need not be built again.
+variables and so on. The search is made once. Whenever groups are formed again, tft sets the found
+references to the new groups. So model and optimizer need not be built again.
 """
 
 from collections import deque
@@ -77,9 +77,10 @@ def find_places(
 
 def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
     """
-    Yield the references of an object to other objects. Each is a tuple of three: the text to append
-    to the path of the object, the value, and a function that replaces the value. The function is
-    None if the value cannot be replaced. Any: the values can have every type.
+    Yield the references of the object `holder` to other objects. Each reference is a tuple of
+    three: the text to append to the path of `holder`, the other object, and a function that
+    replaces the other object. The function is None if it cannot be replaced. (`Any`: the other
+    objects can have every type.)
     """
     if isinstance(holder, dict):
         for key, value in holder.items():

@@ -1,7 +1,7 @@
 """
 Forms Megatron's process groups. At first there are only pretended groups, which send nothing. With
-them a script can build model and optimizer before other ranks have started. Real groups replace the
-pretended groups later.
+pretended groups a script can build model and optimizer before other ranks have started. Real groups
+replace the pretended groups later.
 
 Megatron stores each group in a variable of its module `parallel_state`. The name of the variable is
 the role of the group. A new group replaces the old group with the same role (see
@@ -44,8 +44,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """The pretended groups that this class has dropped. They may still exist, because the
-        script may refer to them."""
+        """Weak references to the pretended groups (groups that send nothing) that this class has
+        dropped. Such a group still exists if the script refers to it."""
         self._excepthook = sys.excepthook
 
     @property
@@ -71,7 +71,8 @@ class Parallel:
 
     def begin(self, rank: int, world: int, sizes: Mapping[str, Any]) -> None:
         """
-        Create the pretended groups. Raises `UsageError` if the sizes do not divide the world size.
+        Create the pretended groups, which send nothing. Raises `UsageError` if the sizes do not
+        divide the world size.
         """
         self._rank, self._world, self._sizes = rank, world, sizes
         try:
@@ -89,8 +90,8 @@ class Parallel:
         references are set to the new groups whenever groups are formed.
 
         `beside` is a function that drops the references which Megatron keeps outside of `roots`,
-        such as in caches. Raises `UsageError` if further references to the groups exist, because
-        tft could not update them.
+        such as in caches. Raises `UsageError` if the script has further references to the groups,
+        because tft could not set these to the new groups.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -106,8 +107,8 @@ class Parallel:
         self, name: str, host: str, port: int, rank: int, world: int, *, devices: Devices
     ) -> None:
         """
-        Replace the present groups by real groups. Raises `OrderRefused` if the script still has a
-        reference to one of the pretended groups.
+        Replace the present groups by real groups. Raises `OrderRefused` if the script still refers
+        to a pretended group (a group that sends nothing), which tft cannot replace there.
         """
         self._taken += self._pretended()
         self._drop_pretence()
@@ -125,7 +126,7 @@ class Parallel:
 
     def clear(self) -> None:
         """
-        Free the real groups, and create pretended groups in their place.
+        Free the real groups, and create pretended groups, which send nothing, in their place.
         """
         if not self.begun or self._pretends:
             return
@@ -137,7 +138,7 @@ class Parallel:
     def _pretend(self) -> None:
         from torch.testing._internal.distributed.fake_pg import (
             FakeStore,
-        )  # also registers the backend
+        )  # this import also registers the backend "fake"
 
         self._excepthook = sys.excepthook
         dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world)
@@ -152,7 +153,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            # each `init_process_group` of torch wraps `sys.excepthook` once more: undo that
+            # each call of torch's `init_process_group` wraps `sys.excepthook`: remove the wrapper
             sys.excepthook = self._excepthook
             self._pretends = False
 
@@ -169,10 +170,10 @@ class Parallel:
             place.put(None)
         self._beside()
         _forget_groups()
-        gc.collect()  # modules and their hooks form reference cycles
+        gc.collect()  # needed because modules and their hooks form reference cycles
 
 
-def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various types
+def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: the arguments have various types
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(**sizes)
@@ -201,8 +202,8 @@ def _roles() -> dict[Role, dist.ProcessGroup]:
 
 def _forget_groups() -> None:
     """
-    Remove all groups from Megatron's `parallel_state`. Megatron's own `destroy_model_parallel` does
-    not remove all of them.
+    Remove all groups from the variables of Megatron's module `parallel_state`. Megatron's function
+    `destroy_model_parallel` leaves some groups there.
     """
     from megatron.core import parallel_state
 
@@ -221,16 +222,16 @@ def _forget_groups() -> None:
 @contextmanager
 def _all_pretended() -> Iterator[None]:
     """
-    Make Megatron create only pretended groups while this context is open.
+    Make Megatron create only pretended groups, which send nothing, while this context is open.
 
-    By itself Megatron would create groups with gloo and with options for NCCL. Both fail while no
-    other rank is connected.
+    Without this context, Megatron would create some groups with gloo and some with options for
+    NCCL. Creating such groups fails while no other rank is connected.
     """
     from megatron.core import parallel_state
 
     make: Callable[..., Any] = parallel_state.create_group
 
-    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron ships no types
+    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron gives mypy no types
         return make(*arguments, **{**named, "backend": "fake", "pg_options": None})
 
     parallel_state.create_group = pretended

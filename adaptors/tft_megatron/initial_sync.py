@@ -1,7 +1,7 @@
 """
 Gives all ranks equal parameters at the beginning of a job. Without tft, Megatron does this while
-the ranks build the model. With tft no other rank is connected at that time. So tft does it when
-process groups are formed, as long as no step is complete.
+the ranks build the model. With tft no other rank is connected at that time. So tft makes the
+parameters equal when process groups are formed, as long as no step is complete.
 
 The first pipeline stage sends its embeddings to the stages that have a copy of them, for their
 output layer or to predict several tokens. In each data-parallel group, one rank sends its
@@ -22,9 +22,9 @@ def begins(training: Training, stands: bool) -> bool:
     together.
 
     `stands` is True if this rank has already begun training with the other ranks, or has read a
-    checkpoint. If it is True on any rank, the result is False: the master weights are then correct
-    on every rank. They must not be computed from the parameters, which may come from a step that
-    was undone.
+    checkpoint. If `stands` is True on any rank, the result is False: the master weights are then
+    correct on every rank. In this case the master weights must not be computed from the parameters,
+    which may come from a step that was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
@@ -34,8 +34,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the model and the optimizer have trained before, because the script itself has
-    loaded them from a checkpoint.
+    Return whether the optimizer or the scheduler has counted steps or has state already. This is so
+    if the script itself has loaded a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -48,8 +48,9 @@ def make_alike(training: Training) -> None:
     ranks call this together.
     """
     for weight in _tied(training):
-        # Megatron sets the copies to zero and then all-reduces the weights. The all-reduce did
-        # nothing, because it used pretended groups. So broadcast the weights here.
+        # When Megatron builds the model, it sets copies of embeddings to zero and then all-reduces
+        # them with the original. That all-reduce did nothing, because the process groups only
+        # pretended to work at that time. So broadcast the embeddings here.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
     for chunk in training.chunks:
@@ -66,8 +67,8 @@ def _embedding_group() -> dist.ProcessGroup:
 
 def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
     """
-    Yield the weights of this rank that other pipeline stages have too, such as embeddings. The
-    conditions are those in Megatron's LanguageModule.
+    Yield the weights of this rank that other pipeline stages have too, such as embeddings. To
+    select them, use the same conditions as Megatron's class LanguageModule.
     """
     for chunk in training.chunks:
         if chunk.config.pipeline_model_parallel_size == 1:

@@ -1,14 +1,16 @@
 """
 Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. Each
-part of the state has tensors, with their position in the whole tensor, and other objects.
+part of the state has objects and tensors. A tensor on this rank may be a piece of a larger tensor,
+so each tensor has its position in the whole tensor.
 
 This module sends nothing to other ranks. But megatron-core reads ranks and sizes from its process
 groups, so the groups must exist. Pretended groups, which send nothing, are enough.
 
 The optimizer state is written in megatron-core's form `dp_reshardable`, the only form that needs no
 collective. In this form, each rank of the distributed optimizer writes a contiguous piece of every
-gradient bucket. A rank writes the model parameters that belong to this piece. It computes them from
-its own master weights, because the other parameters are up to date only after they were gathered.
+gradient bucket. A rank writes the model parameters that belong to this piece. It computes these
+parameters from its own master weights. The parameters in the model itself are up to date only after
+the ranks have gathered them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +57,8 @@ class Placed:
     """The offset of this piece in the whole tensor."""
     tensor: Tensor
     first: bool = True
-    """False if ranks with another part of the model write the same piece, and readers use the piece
-    that those ranks write."""
+    """False if ranks with another part of the model write the same piece, and the reader of the
+    checkpoint uses the piece that those ranks write."""
     derived: bool = False
     """True if the piece is computed from other pieces that are also written. megatron-core reads
     it, but this adaptor does not need it."""
@@ -76,7 +78,7 @@ class Content:
     """
 
     tensors: list[Placed] = field(default_factory=list)
-    objects: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
+    objects: dict[str, Any] = field(default_factory=dict)  # Any: the values may have any type
     """Objects that are no tensors, by the unique key that megatron-core gives them."""
     common: dict[str, Any] = field(default_factory=dict)
     """The state that megatron-core stores once for all ranks."""
@@ -85,7 +87,7 @@ class Content:
 def content_of(
     wanted: int | str,
     models: Sequence[nn.Module],
-    optimizer: Any,  # Any: an object of megatron-core, which ships no types
+    optimizer: Any,  # Any: an object of megatron-core, which gives mypy no types
 ) -> Content:
     """
     Return the data to write for one part of the state.
@@ -105,14 +107,15 @@ def content_of(
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # a shard of a distributed optimizer is on no rank with another part of the model, so this
-        # copy is the one that readers use
+        # `alone`: ranks with another part of the model have nothing of a distributed optimizer's
+        # shard, so the reader of the checkpoint uses this rank's copy
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # in Megatron only the first rank writes it
+    # As in Megatron, only the first part of the model has the common state of the optimizers.
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
@@ -120,7 +123,8 @@ def content_of(
 
 
 @contextmanager
-def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
+# Any: megatron-core gives mypy no types
+def _with_state(chained: Sequence[Any]) -> Iterator[None]:
     """
     While this context is open, give every torch Adam or AdamW without state its initial state.
     Remove that state afterwards.
@@ -172,14 +176,15 @@ def model_names(count: int) -> list[str]:
     return ["model"] if count == 1 else [f"model{number}" for number in range(count)]
 
 
-def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
+def _bare(model: nn.Module) -> Any:  # Any: megatron-core gives mypy no types
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which ships no types
+# Any: `state` has nested values of megatron-core, which gives mypy no types
+def _clean(state: Any) -> None:
     """
     Set the padding between parameters to zero, because otherwise megatron-core would write
-    uninitialized memory for it.
+    uninitialized memory in place of the padding.
     """
     for bucket in _buckets(state):
         for piece in bucket:
@@ -190,7 +195,8 @@ def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which sh
                         value.data.zero_()
 
 
-def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: untyped in megatron-core
+# Any: megatron-core gives mypy no types
+def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:
     for by_dtype in state.get("param_state", {}).values():
         if isinstance(by_dtype, dict):
             for buckets in by_dtype.values():
@@ -199,12 +205,12 @@ def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: untyped in m
 
 def _spread(
     into: Content, state: Any, *, alone: bool = False
-) -> None:  # Any: untyped in megatron-core
+) -> None:  # Any: megatron-core gives mypy no types
     """
-    Sort a state into tensors, objects and common values, and add them to `into`.
+    Sort the values of `state` into tensors, objects and common values, and add them to `into`.
 
-    Pass `alone=True` if no other part of the model has any of this state. Then the replica numbers
-    of its tensors are ignored.
+    Pass `alone=True` if no other part of the model has any of this state. The replica numbers that
+    megatron-core gives its tensors are ignored then.
     """
     sharded, common = save_preprocess(state, validate_access_integrity=False)
     for value in nested_values(sharded):
@@ -216,7 +222,8 @@ def _spread(
     into.common.update(common)
 
 
-def _placed(value: Any, *, first: bool) -> Placed:  # Any: an untyped ShardedTensor
+# Any: `value` is a ShardedTensor, which gives mypy no types
+def _placed(value: Any, *, first: bool) -> Placed:
     ahead = (1,) * value.prepend_axis_num
     return Placed(
         key=value.key,
@@ -243,13 +250,14 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
 
 def _spread_models(
     found: Mapping[int | str, Content],
-    chained: Sequence[Any],  # Any: untyped in megatron-core
+    chained: Sequence[Any],  # Any: megatron-core gives mypy no types
     named: Mapping[str, Any],
     wanted: int | str,
 ) -> None:
     """
-    Add the state of the models to `found`. A parameter, or a contiguous piece of it, is added to
-    the content of the optimizer that owns it. All other state is added to the content `REST`.
+    Add the state of the models to `found`. A parameter, or a contiguous piece of the parameter, is
+    added to the content of the optimizer that changes it. All other state is added to the content
+    `REST`.
 
     The pieces of a distributed optimizer take memory, so they are made only for the optimizer
     `wanted`.
@@ -272,13 +280,13 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # store these objects in each optimizer's shard, too: the shard of `REST` is written by one
-        # of several ranks, which may have different experts
+        # Store the objects of `REST` in each optimizer's shard, too. Only one of several ranks
+        # writes the shard of `REST`, and these ranks may have different experts.
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
 
-def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core gives mypy no types
     """
     Yield the parameters of the models that an optimizer changes.
     """
@@ -294,12 +302,13 @@ def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no t
         yield from optimizer.get_parameters()
 
 
-def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: untyped in megatron-core
+# Any: megatron-core gives mypy no types
+def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:
     """
     Yield the pieces of a model parameter that can be computed from this rank's master weights.
 
-    Raises `UsageError` if megatron-core would write the parameter from memory that is not the
-    parameter's own.
+    Raises `UsageError` if megatron-core would convert the parameter to another form before writing,
+    because the adaptor could not convert a piece.
     """
     parameter = value.data
     of = optimizer._get_model_param_range_map(parameter)["param"]
@@ -327,9 +336,10 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: untyped in
             )
 
 
-def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
+def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core gives mypy no types
     """
-    Yield the parameters of which this rank has at least a piece in the distributed optimizer.
+    Yield the parameters for which this rank has at least a piece of the state of the distributed
+    optimizer.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -339,7 +349,7 @@ def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no ty
                 yield from each["param_map"]
 
 
-def _parts(value: Any) -> list[Any]:  # Any: untyped in megatron-core
+def _parts(value: Any) -> list[Any]:  # Any: megatron-core gives mypy no types
     if isinstance(value, ShardedTensorFactory):
         return [part for part in nested_values(value.build()) if isinstance(part, ShardedTensor)]
     return [value]
@@ -368,7 +378,7 @@ def boxes(
     if start <= begin and last < end:
         yield (0,) * len(shape), shape, begin
         return
-    # cut along the axis with the largest stride, which gives the fewest slices
+    # cut the view along the axis with the largest stride, because this gives the fewest slices
     axis = max(range(len(shape)), key=lambda a: (shape[a] > 1, stride[a]))
     step, within = stride[axis], last - begin - (shape[axis] - 1) * stride[axis]
     inner = (*shape[:axis], 1, *shape[axis + 1 :])

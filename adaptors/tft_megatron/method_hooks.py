@@ -30,10 +30,10 @@ class Replaced:
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """The increment by which tft has stepped the scheduler, until the script calls
-        `scheduler.step` for the same step. Then None."""
+        """The increment by which tft has stepped the scheduler. None after the script has called
+        `scheduler.step` for the same step."""
         self._found: list[tuple[Any, bool]] = []
-        """The gradient scalers that are to be updated in the next update window. The flag is True
+        """The gradient scalers to update in the next update window, each with a flag that is True
         if gradients were NaN or infinite."""
 
     def install(self) -> None:
@@ -49,7 +49,8 @@ class Replaced:
 
     def forget(self) -> None:
         """
-        Forget the calls of an interrupted step, because the script computes the step again.
+        Forget which methods were called in an interrupted step, because the script computes the
+        step again.
         """
         self._owed = None
         self._found.clear()
@@ -57,8 +58,8 @@ class Replaced:
     @torch.no_grad()
     def step(self) -> Returned:
         """
-        Do the work of Megatron's `ChainedOptimizer.step`: all all-reduces first, then the update
-        window. Return what Megatron's method returns.
+        Do the work of Megatron's `ChainedOptimizer.step`: first all all-reduces, then the update in
+        an update window. Return what Megatron's method returns.
 
         If gradients are NaN or infinite, all ranks skip the update, but the step still has an
         update window. Raises `UsageError` if `scheduler.step` was not called since the previous
@@ -107,9 +108,10 @@ class Replaced:
                 "script"
             )
 
-    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron ships no types
+    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron gives mypy no types
         """
-        Record an update of a gradient scaler. The update is done in the next update window.
+        Record that Megatron has asked to update the gradient scaler `scaler`. The update is done in
+        the next update window.
 
         Megatron itself would change the loss scale before the window. If a rank were lost between
         the change and the window, its replacement would have the old loss scale.
@@ -141,10 +143,11 @@ class Replaced:
                 )
 
 
-def _step_alone(optimizer: Any) -> None:  # Any: an optimizer of Megatron, which ships no types
+# Any: an optimizer of Megatron gives mypy no types
+def _step_alone(optimizer: Any) -> None:
     """
-    Change this rank's master weights, and the parameters that are rounded from them. Do not gather
-    the parameters of other ranks.
+    Let `optimizer` change this rank's master weights, and the parameters that are rounded from
+    them. Do not gather the parameters of other ranks.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 

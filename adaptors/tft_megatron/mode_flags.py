@@ -27,7 +27,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Restore all these modes.
+        Give the modules of the model the modes that they had at the call of `tft_megatron.enable`.
         """
         for module, mode in self._modes:
             module.training = mode
@@ -36,11 +36,11 @@ class Switches:
             _put_hooks(chunk, wanted=gathers)
 
 
-def _gathers(chunk: Any) -> bool:  # Any: an untyped Megatron DDP
+def _gathers(chunk: Any) -> bool:  # Any: Megatron's DDP gives mypy no types
     return bool(chunk.remove_forward_pre_hook_handles)
 
 
-def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: an untyped Megatron DDP
+def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: Megatron's DDP gives mypy no types
     """
     If `wanted`, add Megatron's forward hook, which gathers parameters, to each module of the chunk.
     Otherwise remove all these hooks.

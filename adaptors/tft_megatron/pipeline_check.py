@@ -2,9 +2,9 @@
 Checks that all stages of a pipeline have the same parameter groups.
 
 Without tft, Megatron itself makes the parameter groups equal while it builds the optimizer: each
-stage asks the other stages for their groups, and adds the missing ones as empty groups. With tft no
-other rank is connected at that time. So tft refuses different parameter groups when the first
-process groups are formed.
+stage asks the other stages for their parameter groups, and adds the groups that it lacks as empty
+groups. With tft no other rank is connected at that time. So tft refuses stages with different
+parameter groups when the first process groups are formed.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def refuse_other_settings(training: Training) -> None:
         for each in training.optimizers
     ]
     group = state.get_pipeline_model_parallel_group()
-    found: list[Any] = [None] * dist.get_world_size(group)  # Any: lists like `own`, pickled
+    found: list[Any] = [None] * dist.get_world_size(group)  # Any: filled with lists like `own`
     dist.all_gather_object(found, own, group=group)
     for stage, theirs in enumerate(found):
         if theirs != own:

@@ -1,6 +1,6 @@
 """
 Imports the modules that Megatron needs, before the user's script starts. The other ranks wait while
-a replacement process starts, so it must not spend that time on imports.
+a replacement process starts, so this process must not spend that time on imports.
 """
 
 import tft_pytorch.preload

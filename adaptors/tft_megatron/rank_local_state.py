@@ -1,8 +1,8 @@
 """
-Captures and restores the rank-local state of a rank, which no other rank has. It contains the data
-position and the random generators, also those of Megatron's tracker, which dropout uses. It also
-contains the buffers that a forward pass changes, such as the number of tokens that each expert has
-received.
+Captures and restores the rank-local state of a rank, which no other rank has. This state contains
+the data position and the random generators. Among the generators are those of Megatron's tracker,
+which dropout uses. The state also contains the buffers that a forward pass changes, such as the
+number of tokens that each expert has received.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state, packed. Pass `closing=True` when an update window
+        Return the present rank-local state as bytes. Pass `closing=True` when an update window
         closes.
         """
         state: dict[str, object] = {
@@ -95,8 +95,8 @@ class RankLocalState:
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the values from which the digests `rng` and `data` are computed, by these names: the
-        states of the random generators, and the data position.
+        Return the values from which the digests named `rng` and `data` are computed. `rng` has the
+        states of the random generators, and `data` has the data position.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}
@@ -118,19 +118,19 @@ class RankLocalState:
         }
 
 
-def _tracker() -> Any:  # Any: an object of Megatron, which ships no types
+def _tracker() -> Any:  # Any: an object of Megatron, which gives mypy no types
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     return get_cuda_rng_tracker()
 
 
-def _bytes(kept: Any) -> bytes:  # Any: a state tensor, or with CUDA graphs a generator
+def _bytes(kept: Any) -> bytes:  # Any: a tensor, or a generator if CUDA graphs are used
     state = kept.get_state() if isinstance(kept, torch.Generator) else kept
     found: bytes = state.numpy().tobytes()
     return found
 
 
-def _as(present: Any, kept: bytes) -> Any:  # Any: a state tensor or a generator
+def _as(present: Any, kept: bytes) -> Any:  # Any: a tensor or a generator, see `_bytes`
     state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
     if isinstance(present, torch.Generator):
         present.set_state(state)

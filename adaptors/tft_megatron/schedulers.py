@@ -1,6 +1,6 @@
 """
 Checks the learning rate scheduler that the script passes to `tft_megatron.enable`. tft steps this
-scheduler in the update window, and sends its state to other ranks with the optimizer.
+scheduler in the update window, and sends the scheduler's state to replacement processes.
 
 A script that has a scheduler but does not pass it is refused: a replacement process would continue
 with another learning rate than the other ranks.
@@ -17,10 +17,12 @@ from tft_megatron.training import Training
 class Progress:
     """
     Saves and restores the exact state of a scheduler. Megatron's own `load_state_dict` cannot
-    restore it: it adds the loaded steps to the steps that the scheduler has already counted.
+    restore this state, because it adds the loaded number of steps to the number that the scheduler
+    has already counted.
     """
 
-    def __init__(self, scheduler: Any) -> None:  # Any: an object of Megatron, which ships no types
+    # Any: a scheduler of Megatron gives mypy no types
+    def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,9 +40,9 @@ class Progress:
 
 def check_scheduler(training: Training) -> None:
     """
-    Check that the scheduler, if the script has passed one, is of a class of Megatron. If the script
-    has passed none, check that no scheduler exists for this optimizer. Raises `UsageError` if a
-    check fails.
+    Check the scheduler that the script has passed: it must be Megatron's `OptimizerParamScheduler`.
+    If the script has passed none, no scheduler may exist for its optimizer. Raises `UsageError` if
+    a check fails.
     """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 

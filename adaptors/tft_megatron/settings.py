@@ -9,13 +9,13 @@ from typing import Any
 
 from tft.errors import UsageError
 
-Holder = Any  # a configuration object of Megatron, which ships no types
+Holder = Any  # a configuration object of Megatron, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    The reason why tft refuses a setting, and the condition under which it does.
+    The reason why tft refuses a setting, and the condition under which tft refuses it.
     """
 
     why: str
@@ -46,7 +46,7 @@ REFUSED: Mapping[str, Refused] = {
     "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
     "fp8_recipe": Refused(
         why=_SCALES,
-        # the setting has a value even if `fp8` is not set
+        # `fp8_recipe` has a value even if `fp8` is not set
         when=lambda holder, value: (
             bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
         ),

@@ -5,10 +5,10 @@ There is one shard for each optimizer. If the optimizer is distributed, the shar
 share of the optimizer. Its holders are this rank and the ranks that have the same share in the
 other instances of the distributed optimizer. If the optimizer is not distributed, the holders are
 all ranks that reduce their gradients together. One more shard has the state that belongs to no
-optimizer. All ranks with the same part of the model hold it.
+optimizer. All ranks with the same part of the model hold this shard.
 
-No shard contains the 16-bit parameters that are trained. tft computes them by rounding the 32-bit
-master weights.
+No shard contains the 16-bit parameters that are trained. tft computes these parameters by rounding
+the 32-bit master weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ _FORM = 1
 """The version of a shard's description. A description of another version is refused."""
 
 _LASTING = ("weights.", "kept.")
-"""Tensors whose names begin with one of these change only within update windows."""
+"""Prefixes of the names of tensors that change only within update windows."""
 
 _FIXED = ("weights.", "model.")
-"""Tensors whose names begin with one of these exist from the beginning, with the same shape on all
+"""Prefixes of the names of tensors that exist from the beginning, with the same shape on all
 holders of a shard. All other tensors exist only after an optimizer has created them."""
 
 Tree = dict[str, Any]  # Any: optimizers and schedulers keep values of any type
@@ -46,11 +46,11 @@ class StateOwner(Protocol):
     """
 
     def content(self) -> Tree:
-        """Return the present state, with the tensors in use."""
+        """Return the present state. Its tensors are those in use, not copies."""
 
     def settle(self, content: Tree) -> None:
-        """Replace the state by `content`, which has the form that the method `content` returns.
-        Tensors in use have been overwritten already."""
+        """Replace the state by `content`, which has the form that the method `content` returns. The
+        memory of the tensors in use already has the new values."""
 
 
 class Share:
@@ -59,7 +59,8 @@ class Share:
     optimizer state of each weight.
     """
 
-    def __init__(self, optimizer: Any) -> None:  # Any: an object of Megatron, which ships no types
+    # Any: an optimizer of Megatron gives mypy no types
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def content(self) -> Tree:
@@ -130,7 +131,7 @@ class Rest:
         for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
             scaler.load_state_dict(kept)
         if training.scheduler is not None:
-            # not with `load_state_dict`, which adds the loaded steps to the steps already counted
+            # not with `load_state_dict`, which would add the loaded step count to the present one
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
             other.load_state_dict(content["others"][name])
@@ -145,7 +146,7 @@ def _unowned(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 class Shard:
     """
-    One shard of this rank: reads its content and writes received content.
+    One shard of this rank. Reads the content of the shard, and replaces it by received content.
     """
 
     def __init__(self, name: str, holders: tuple[int, ...], part: StateOwner) -> None:
@@ -168,8 +169,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank. The buffers are the
-        tensors' own memory where possible, else copies.
+        Return the shard in the form in which it is sent to another rank. Where possible the buffers
+        in the result are the memory of the tensors, else copies.
         """
         meta, tensors = self._described()
         return ShardPayload(
@@ -178,8 +179,9 @@ class Shard:
 
     def in_use(self) -> ShardInUse:
         """
-        Return the shard as it is now, to be copied in memory. The names in `lasting` are those of
-        the tensors that do not change before the next update window. Buffers may change earlier.
+        Return the shard as it is now, so that the caller can copy it in memory. The field `lasting`
+        of the result names the tensors that do not change before the next update window. Module
+        buffers may change earlier.
         """
         meta, tensors = self._described()
         lasting = {
@@ -196,8 +198,8 @@ class Shard:
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
         Return the tensors to be filled, by name, in the order in which the sending rank sends them.
-        A tensor in use is returned if its type and shape fit, otherwise a new tensor. `meta` is the
-        description of the sent shard.
+        Each is this rank's tensor in use if its type and shape fit, otherwise a new tensor. `meta`
+        is the description of the sent shard.
 
         Raises `OrderRefused` if the sent shard belongs to another model, or to another part of this
         model.
@@ -207,8 +209,8 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Use this rank's existing tensors if they fit, because the model refers to them. The
-            # described device is that of the sending rank, and may be of another kind.
+            # Use this rank's existing tensor if it fits, because the model refers to it. Its device
+            # need not match: `device` is that of the sending rank, and may be of another kind.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
@@ -223,8 +225,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard, which `meta` describes, into use. Called when all its buffers have
-        been filled.
+        Put the received shard, which `meta` describes, into use. This is called when all buffers
+        that `take` returned have been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
@@ -269,7 +271,7 @@ def shards_of(training: Training, rank: int) -> list[Shard]:
     return shards
 
 
-# Any: `optimizer` is an object of Megatron, which ships no types
+# Any: `optimizer` is an object of Megatron, which gives mypy no types
 def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     """
     Return the ranks that hold the same part of the state of `optimizer` as this rank. This rank is
@@ -278,7 +280,7 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # Megatron uses the same group for experts and for all other parameters.
+        # Megatron uses the same group for the optimizer of the experts and for the other optimizer.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

@@ -1,6 +1,6 @@
 """
 Removes from Megatron's objects the temporary state of a step that was interrupted. Otherwise the
-next step would fail. Gradients are not dropped here, but in the rollback.
+next step would fail. This module does not drop the gradients; the rollback drops them.
 """
 
 import sys
@@ -30,20 +30,21 @@ def forget(training: Training) -> None:
 
 def let_go(training: Training) -> None:
     """
-    Drop the references to process groups that Megatron keeps outside of the user's objects. These
-    are in cached values, such as rotary embeddings, and in values that are collected for the log.
+    Drop the references to process groups that Megatron keeps outside of the user's objects. Such
+    references are in cached values, such as rotary embeddings, and in values that Megatron collects
+    for its log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # cached rotary embeddings have a process group among their arguments
+            # the cache of rotary embeddings has process groups in its keys, the arguments of calls
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # drop tensors of the last step, because their autograd graph refers to groups
+                # drop tensors of the last step, because their autograd graph refers to the groups
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
@@ -59,7 +60,8 @@ def forget_counts(training: Training) -> None:
     Reset the numbers of tokens for each expert, which the routers of experts count during a step.
 
     Megatron itself resets these numbers after the all-reduces of a step. When a fault comes, some
-    ranks may have done this and others not, but all ranks must begin the step alike.
+    ranks may have reset the numbers and others not. All ranks must begin the step with the same
+    numbers.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 
@@ -67,7 +69,7 @@ def forget_counts(training: Training) -> None:
         reset_model_temporary_tensors(chunk.config, [chunk])
 
 
-def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no types
+def _reset(group: Any) -> None:  # Any: an object of Megatron, which gives mypy no types
     """
     Reset a group of gradient buckets to its state before the first batch.
 
@@ -82,7 +84,7 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
     group.golden_per_param_grad_ready_counts = {}
 
 
-def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
+def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron gives mypy no types
     """
     Yield the objects that distribute tokens to the experts of `module`: the token dispatcher, and
     its communication manager if it has one. Yield nothing for a module without experts.
@@ -93,7 +95,7 @@ def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no 
             yield each
 
 
-def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron ships no types
+def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron gives mypy no types
     from megatron.core.timers import Timers
 
     configs = [each.config for each in (*training.chunks, *training.optimizers)]
@@ -105,8 +107,8 @@ def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron ships no type
 
 def _begin_reruns_anew() -> None:
     """
-    Replace Megatron's rerun state machine by a new one with the same settings. This drops the state
-    of the interrupted step.
+    Replace Megatron's rerun state machine, which repeats steps with suspicious results, by a new
+    one with the same settings. This drops the state of the interrupted step.
     """
     from megatron.core import rerun_state_machine as reruns
 

@@ -18,14 +18,15 @@ from tft.errors import UsageError
 
 def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
     """
-    Raise `UsageError` if one of these groups still exists, although tft and Megatron have dropped
-    all references to it. The message names the object that refers to the group.
+    Raise `UsageError` if one of the groups to which `freed` refers still exists, although tft and
+    Megatron have dropped all references to it. The message names the object that refers to it.
     """
     for each in freed:
         group = each()
         if group is None:
             continue
-        # the garbage collector does not list local variables, so there may be no referrer to name
+        # If only a local variable refers to the group, the garbage collector lists no object that
+        # refers to it.
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(

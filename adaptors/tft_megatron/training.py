@@ -16,8 +16,8 @@ from tft_megatron.settings import refuse_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """
-    The user's objects in Megatron's form. Their types are `Any`, because Megatron has no type
-    annotations.
+    The user's objects in Megatron's form. Their types are `Any`, because Megatron's package gives
+    mypy no types.
     """
 
     chunks: Sequence[Any]
@@ -34,8 +34,8 @@ class Training:
     others: Mapping[str, Any] = field(default_factory=dict)
     """Further objects with state, by name."""
     increment: Callable[[], int] | None = None
-    """A function that returns the value by which the scheduler is stepped. None: the value is
-    Megatron's running global batch size."""
+    """A function that returns the value by which the scheduler is stepped. If it is None, the value
+    is Megatron's running global batch size."""
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -48,8 +48,8 @@ class Training:
     @property
     def scalers(self) -> Sequence[Any]:
         """
-        Return the gradient scalers, if there are any: one for each optimizer, or one that all
-        share.
+        Return the gradient scalers: one for each optimizer, or one that all optimizers share. The
+        list is empty if the optimizers have none.
         """
         found = [getattr(each, "grad_scaler", None) for each in self.optimizers]
         return list({id(each): each for each in found if each is not None}.values())
@@ -57,8 +57,8 @@ class Training:
     @property
     def distributed(self) -> bool:
         """
-        Return whether Megatron's distributed optimizer is used: each data-parallel rank of an
-        instance of it then has a share of the optimizer state.
+        Return whether Megatron's distributed optimizer is used. With this optimizer, each
+        data-parallel rank has only a share of the optimizer state.
         """
         return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
 
@@ -87,8 +87,8 @@ class Training:
 
 def common_state(training: Training, step: int) -> dict[str, Any]:
     """
-    Return the state that Megatron's training program stores in a checkpoint once for all ranks, as
-    it is at the end of `step`. The part of it that comes from the optimizers is not included.
+    Return the state at the end of `step` that Megatron's training program stores in a checkpoint
+    once for all ranks. The part of this state that comes from the optimizers is not included.
     """
     found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
     if training.scheduler is not None:
@@ -128,7 +128,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # check the configuration of every module: in some models a module's differs from the model's
+    # check every module: in some models a module has another configuration than the whole model
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -37,11 +37,11 @@ from tft_megatron.training import Training, check, common_state
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
 _LISTED = count(1)
-"""A counter that gives a new number to each buffer in each result of `slices`."""
+"""A counter that gives a new number to each buffer in each result of `Adopted.slices`."""
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's objects may have any class
     wrap: Callable[[], Any] | None,
     parallel: Parallel,
     contributing: Callable[[], None] | None,
@@ -94,8 +94,8 @@ class Adopted:
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
         scheduler = None if training.scheduler is None else Progress(training.scheduler)
         self._settings.watch(inner, scheduler)
-        # Raise now, not in an incident, if state cannot be moved to another rank. None of the
-        # user's objects is changed before this check.
+        # If some state cannot be moved to another rank, raise now and not in an incident. None of
+        # the user's objects is changed before this check.
         for shard in self._shards.values():
             shard.give()
         pack(self._local_state.digestible())
@@ -134,7 +134,8 @@ class Adopted:
         Return the rank-local state at the beginning or, with `closing=True`, at the end of an
         update window.
 
-        At the end, also drop the settings that were noted at the end of the previous step.
+        With `closing=True`, also drop the settings that `end_step` has stored at the end of the
+        previous step.
         """
         if closing:
             self._settings.forget()
@@ -142,15 +143,16 @@ class Adopted:
 
     def end_step(self) -> None:
         """
-        Store, at the end of a step, the settings that the script may change before the next update
-        window. `clear` restores them.
+        Store, at the end of a step, the settings of the optimizers and the scheduler (such as
+        learning rates), which the script may change before the next update window. `clear` restores
+        the stored settings.
         """
         self._settings.note()
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules to their
-        present state.
+        Return a function that gives the random generators their present state again, and the
+        modules their present modes (training or evaluation).
         """
         return self._local_state.set_aside(self.training)
 
@@ -162,7 +164,7 @@ class Adopted:
         interrupted.
         """
         self._local_state.rollback(local_state)
-        self._stands = True  # the rollback comes after the rebuild, in which the job has begun
+        self._stands = True  # a rollback comes after `rebuild`, in which the ranks began together
         forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
@@ -184,8 +186,8 @@ class Adopted:
 
     def updated(self) -> None:
         """
-        Gather on every rank the parameters that other ranks have updated. Called when the update
-        window has closed.
+        Gather on every rank the parameters that other ranks have updated. This is called when the
+        update window has closed.
 
         Do nothing if Megatron gathers the parameters itself during the next forward pass
         (`overlap_param_gather`).
@@ -201,8 +203,8 @@ class Adopted:
         Drop the temporary state of the interrupted step, and all references to process groups
         outside of the user's objects.
 
-        Restore the buffers that the forward pass changes, and the settings that scripts change, as
-        they were at the end of the last complete step.
+        Give the buffers that the forward pass changes, and the settings that scripts change, the
+        values that they had at the end of the last complete step.
         """
         self.backups.wait()
         forget(self.training)
@@ -211,7 +213,7 @@ class Adopted:
         self._settings.put_back()
 
     @torch.no_grad()
-    def rebuild(self) -> Any:  # Any: model chunks of the user, which have no types
+    def rebuild(self) -> Any:  # Any: chunks of the model, whose class gives mypy no types
         """
         Compute the parameters from the master weights, and gather them on all ranks. Return the
         model chunk, or the sequence of chunks if there are several.
@@ -265,7 +267,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. The content of all its buffers has arrived.
+        Put the received shard into use. This is called when the content of all its buffers has
+        arrived.
         """
         self.shard(shard).taken(meta)
         self._forget()
@@ -274,7 +277,7 @@ class Adopted:
 
     def in_use(self) -> dict[str, ShardInUse]:
         """
-        Return all shards of this rank as they are now, to be copied.
+        Return all shards of this rank as they are now, so that the caller can copy them.
         """
         return {name: shard.in_use() for name, shard in self._shards.items()}
 
@@ -293,8 +296,8 @@ class Adopted:
 
     def _forget(self) -> None:
         """
-        Forget the stored values that `clear` would restore: the state has been replaced, so these
-        values do not belong to it.
+        Forget the stored values that `clear` would restore, because these values belong to a state
+        that has been replaced.
         """
         self._local_state.running.forget()
         self._settings.forget()
@@ -305,7 +308,7 @@ class Adopted:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_megatron.checkpoints import save  # here, because it imports megatron-core
+        from tft_megatron.checkpoints import save  # imported only now: this loads megatron-core
 
         return save(directory, shard, self._written(shard, step))
 
@@ -332,8 +335,8 @@ class Adopted:
 
     def replaced(self) -> None:
         """
-        React to the fact that the script has loaded new content into its objects: the stored values
-        of the earlier state are forgotten.
+        Forget the stored values of the earlier state, because the script has loaded new content
+        into its objects.
         """
         self._stands = True
         self._forget()
@@ -349,7 +352,7 @@ class Adopted:
         if content.common:
             content.common |= common_state(self.training, step)
             if self.training.distributed:
-                # megatron-core needs this to load the optimizer state
+                # megatron-core needs this entry to load the optimizer state
                 content.common["content_metadata"] = dict(FORM)
         _, tensors = shard.taken_apart()
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
@@ -358,7 +361,8 @@ class Adopted:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        Return a digest of each part of a shard, by the name of the part, for comparison with the
+        other holders of the shard.
         """
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
@@ -366,14 +370,14 @@ class Adopted:
 
     def slices(self, shard: str) -> SliceContent:
         """
-        Return the content of a shard that must be equal on all its holders, to compare copies while
-        the job trains.
+        Return the part of a shard's content that must be equal on all holders of the shard. tft
+        compares the copies of this part while the job trains.
         """
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
         kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
-        # new numbers each time, so that tft never reads these buffers in later steps: some of them
-        # are copies that would be out of date
+        # Give the buffers new numbers each time, so that tft never reads them again in a later
+        # step: some of these buffers are copies, which would be out of date.
         identity = tuple(next(_LISTED) for _ in kept)
         return SliceContent(head=payload.meta, buffers=kept, identity=identity)
 

@@ -5,8 +5,9 @@ Checks that the installed megatron-core has the version for which this adaptor w
 from tft.errors import UsageError
 
 KNOWN = "0.16"
-"""The version whose code this adaptor relies on: `method_hooks.py` replaces methods of its objects,
-and `groups.py` uses its variables for process groups. Both may be different in the next version."""
+"""The version of megatron-core whose code this adaptor relies on: `method_hooks.py` replaces
+methods of its objects, and `groups.py` uses its variables for process groups. These methods and
+variables may be different in the next version."""
 
 
 def check_megatron() -> None:

@@ -3,8 +3,9 @@ The adaptor for MindSpore: data-parallel training in PyNative mode. The user may
 that only some ranks hold. Training scripts import the public names of the adaptor from this
 package.
 
-Some modules of the package only read the environment or the names of files. They also run where
-MindSpore is not installed. So this module imports MindSpore and numpy only when they are needed.
+Some modules of the package only read the environment or the names of files. These modules must also
+run where MindSpore is not installed. So `__init__.py`, which Python runs before every module of the
+package, imports MindSpore and numpy only when they are needed.
 """
 
 from importlib import import_module
@@ -24,10 +25,10 @@ _OFFERED = {
     "Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets",
     "TrainFaultTolerance": "callback",
 }  # fmt: skip
-"""Maps each public name for scripts to the module of this package that defines it."""
+"""Maps each public name for scripts to the module of this package that defines the name."""
 
 
-def __getattr__(name: str) -> Any:  # Any: classes and functions
+def __getattr__(name: str) -> Any:  # Any: the names are those of classes and functions
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)

@@ -2,8 +2,8 @@
 The hooks of the adaptor for MindSpore. The entry point of the adaptor names this module.
 
 This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
-modules of the package. It imports MindSpore and numpy only when they are needed, because the
-process of the rendezvous store does not use them.
+modules of the package. It imports MindSpore and numpy only when a hook needs them, because the
+process that serves the rendezvous store does not use MindSpore and numpy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,9 @@ def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
     from tft_mindspore.step_numbers import watch
 
     watch.begin()
-    return True  # all ranks judge the same averages; if only some average, the barrier tells all
+    # True says that each refusal reaches all ranks: either all ranks judge the same averaged
+    # gradients, or, if only some ranks average together, the pre-update barrier tells the others.
+    return True
 
 
 @hookimpl

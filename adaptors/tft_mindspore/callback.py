@@ -1,9 +1,10 @@
 """
 The callback `TrainFaultTolerance` for `Model.train`, which is MindSpore's own loop.
 
-MindSpore's own callback works on Ascend devices only. It stops, cleans and repairs devices, and
-uses a kernel to count the ranks that have begun an update. The class in this module derives from
-MindSpore's callback, so that `Model.train` recognises the class. It works on every device.
+MindSpore has a callback of the same name, which works on Ascend devices only. That callback stops,
+cleans and repairs devices, and uses a kernel to count the ranks that have begun an update. The
+class in this module derives from MindSpore's callback, so that `Model.train` recognises the class.
+It works on every device.
 
 As with MindSpore's callback, steps are repeated after a fault, and last checkpoints are saved and
 named. Other modules of this adaptor send state between ranks and reduce the gradients. No function
@@ -33,15 +34,15 @@ _ADAPTOR = "mindspore"
 _NEEDED = ("TTP", "UCE", "HCCE", "ARF")
 _ANYWHERE = ("127.0.0.1", 30051)
 """The controller address to pass to MindIO's interface if the environment names no controller. A
-process that a tft agent has started does not use it, because it knows the real address. Otherwise
-the address is used, and all ranks must run on this machine."""
+process that a tft agent has started ignores this address, because it knows the real address of the
+controller. Any other process uses this address, so all ranks must run on this machine."""
 
 _STEP_FINISH = "STEP FINISH"
 _ARF_FINISH = "ARF FINISH"
 _FORCE_STOP = "ForceStopError"
 _CONNECTION = "HCCEError"
-"""Like the three constants above, a text in the message of an error: `Model.train` searches the
-message for these texts to find out the kind of the error."""
+"""`_STEP_FINISH`, `_ARF_FINISH`, `_FORCE_STOP` and `_CONNECTION` are texts in messages of errors.
+`Model.train` searches the message of an error for these texts to find out the kind of the error."""
 
 
 class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore is untyped
@@ -97,7 +98,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _check_init(self) -> None:
         """
         Check the setup and join the job. The constructor of MindSpore's callback calls this method.
-        It overrides a check that the device is an Ascend device.
+        In MindSpore's callback, the method checks that the device is an Ascend device.
 
         Raises `UsageError` for a setup that tft cannot handle.
         """
@@ -143,8 +144,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         Register the functions that save and rename checkpoints. MindSpore's constructor calls this
         method.
 
-        MindSpore's callback also registers functions that stop a rank, clean it, repair its state
-        and form groups. The adaptor itself does this work, so they are not registered here.
+        MindSpore's callback also registers functions that stop a rank, clean the rank, repair its
+        state and form groups. The hooks of the adaptor do this work, so these functions are not
+        registered here.
         """
         self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
         self.tft.tft_register_rename_handler(stock._rename_save_result, self)
@@ -165,8 +167,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def on_train_begin(self, run_context: train.RunContext) -> None:
         """
-        Pass the training state to tft, in the first call. In a call after a retry, set the step
-        counter.
+        Pass the training state to tft, in the first call. In a call after a rollback, set
+        MindSpore's step counter.
         """
         super().on_train_begin(run_context)
         told = self.cb_params
@@ -195,8 +197,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Tell tft that this rank enters its training loop, and wait for the other ranks.
 
-        Raises a `RuntimeError` that `Model.train` recognises if training continues at another step.
-        Raises `UsageError` if `initial_step` and the first epoch do not belong together.
+        If training continues at another step, raise a `RuntimeError` that makes `Model.train` go to
+        that step. Raises `UsageError` if the first epoch is not the one that follows after
+        `initial_step` steps.
         """
         self._entered = True
         before, batches = self._epochs_before(self.cb_params), self.cb_params.batch_num
@@ -215,11 +218,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def update(self, gradients: Sequence[Any], write: Callable[[tuple[Any, ...]], Any]) -> Any:
         """
-        Average the gradients, open the update window, and call `write` with the averages. `write`
-        makes one update of the optimizer. Return its result.
+        Average the gradients, open the update window, and call the function `write` with the
+        averages. `write` makes one update of the optimizer. Return the result of `write`.
 
-        Gradients and result are Tensors, which have no type for the type checker. Raises a
-        `RuntimeError` that `Model.train` recognises if this rank must leave the loop.
+        Gradients and result are Tensors, which have no type for the type checker. If this rank must
+        leave the training loop, raise a `RuntimeError` that `Model.train` recognises.
         """
         try:
             group = groups().present
@@ -239,8 +242,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Return the error that tells `Model.train` why the process group no longer works.
 
-        If tft itself has closed the connections (`Group.shut`), the error is a forced stop.
-        Otherwise a connection was lost, and the error says so, because this is a fault.
+        If tft itself has closed the connections (`Group.shut`), the error says that this rank was
+        stopped. Otherwise the error says that a connection was lost, which is a fault.
         """
         try:
             cut = groups().present.broken
@@ -253,8 +256,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         True if `Model.train` enters its loop again after an incident.
 
-        It does so if `retry` or `recover` is enabled. Otherwise `Model.train` treats every error
-        that leaves its loop as an unknown fault of this rank, and ends.
+        `Model.train` enters its loop again if `retry` or `recover` is enabled. Otherwise it treats
+        every error that leaves its loop as an unknown fault of this rank, and ends.
         """
         return "retry" in self.strategies or "recover" in self.strategies
 
@@ -262,8 +265,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Return the error that this rank raises to leave its loop because of another rank's fault.
 
-        If `Model.train` is not set to enter its loop again after such an error, first report
-        that the loop is being left, and wait for the next order.
+        If `Model.train` does not enter its loop again after such an error, first report the error
+        to tft and wait for the next order. Raises `JobEnded` if tft orders the end of the job.
         """
         if not self._reenters:
             states = self.tft.ReportState
@@ -271,16 +274,17 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             self._await(states.RS_HCCL_FAILED if failed else states.RS_NORMAL)
         return error
 
-    def _await(self, state: Any) -> None:  # Any: an untyped ReportState
+    def _await(self, state: Any) -> None:  # Any: a ReportState, which gives mypy no types
         """
-        Report `state`, and wait until the loop is entered again. Raises `JobEnded` if the job ends
-        instead.
+        Report `state` to tft, and wait until training can continue. Raises `JobEnded` if the job
+        ends instead.
         """
         self.tft.tft_report_error(state.value)
         if self.tft.tft_wait_next_action() == self.tft.Action.EXIT.value:
             raise JobEnded(self._hosted.exit_code())
 
-    def _end_update_report(self, cb_params: Any) -> None:  # Any: an untyped object of MindSpore
+    # Any: `cb_params` is an object of MindSpore, which gives mypy no types
+    def _end_update_report(self, cb_params: Any) -> None:
         """
         Close the update window and let tft interrupt the training. MindSpore calls this at the end
         of each step.
@@ -300,8 +304,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _reset_acc_grads(self) -> None:
         """
-        Set the accumulated gradients to zero, and set the position of the data. MindSpore calls
-        this before the loop is entered again, at a step that all ranks agreed on.
+        Set the accumulated gradients to zero, and set the dataset to the step that all ranks agreed
+        on. MindSpore calls this method before it enters its loop again at that step.
         """
         self._retried = True
         network = self.cb_params.train_network
@@ -310,22 +314,22 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         data = self.cb_params.train_dataset
         done = self._position.step
         size = data.get_dataset_size()
-        # Set the position, because MindSpore would draw the data in the order of the first epoch.
+        # Without this call, MindSpore would draw the data in the order of the first epoch.
         data.set_init_step(done if done < self._epochs * size else 0)
 
     def end(self, run_context: train.RunContext) -> None:
         """
         Report that this rank has trained all steps. Return when all ranks have trained all steps.
 
-        Raises a `RuntimeError` if the ranks go back to an earlier step, so that this rank goes back
-        with them.
+        If the ranks go back to an earlier step, raise a `RuntimeError` that makes `Model.train` go
+        back to this step too.
         """
         if not self._hosted.finish():
             raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not reached the end")
 
     # ---------------------------------------------------------------- the training state
 
-    def _adopt(self, told: Any) -> None:  # Any: an untyped object of MindSpore
+    def _adopt(self, told: Any) -> None:  # Any: an object of MindSpore, which gives mypy no types
         optimizer = self._get_optim(told)
         if not isinstance(optimizer, _Marks):
             name = type(optimizer).__name__
@@ -361,13 +365,13 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         names = [*named_parameters(network), *named_parameters(optimizer)]
         return {f"part{ranks[0]}": Part(names=tuple(dict.fromkeys(names)), ranks=ranks)}
 
-    def _epochs_before(self, told: Any) -> int:  # Any: an untyped object of MindSpore
+    def _epochs_before(self, told: Any) -> int:  # Any: MindSpore gives mypy no types
         return int(self.initial_step) // int(told.batch_num)
 
     def _is_params_consistent(self) -> bool:
         """
-        Return whether no update window is open, so that the parameters are consistent. MindSpore
-        calls this before it writes a checkpoint.
+        Return whether the parameters are consistent, which means that no update window is open.
+        MindSpore calls this method before it writes a checkpoint.
         """
         return not self._hosted.in_window()
 
@@ -380,8 +384,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
-        # MindSpore names the checkpoint by these numbers. Set them, because on this rank they may
-        # be those of another step than the saved one.
+        # MindSpore puts step and epoch into the name of the checkpoint. Set both numbers to those
+        # of the saved step, because this rank may be in another step.
         self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
         self.global_step = self._get_optim(self.cb_params).global_step
         self._hosted.save(at, [self._session.rank])
@@ -392,9 +396,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
         """
-        Let MindSpore give its checkpoint the final name. Called when all ranks have saved. Later
-        calls for the same `directory` do nothing. `files` are the names of the files that `save`
-        has written. Return no names, because no further file is written there.
+        Let MindSpore give its checkpoint the final name. This method is called when all ranks have
+        saved. Later calls for the same `directory` do nothing. `files` are the names of the files
+        that `save` has written on all ranks. The result is empty, because tft need not keep any
+        further file in `directory`.
         """
         mark = directory / "named"
         notes = [directory / name for name in files if name.endswith(_NOTE)]
@@ -425,7 +430,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _note(self, directory: Path, shard: str) -> Path:
         return directory / f"{shard}{_NOTE}"
 
-    # Any: `told` is an object of MindSpore, which ships no types
+    # Any: `told` is an object of MindSpore, which gives mypy no types
     def _write(self, told: Any, beside: Mapping[str, Any]) -> None:
         assert self._series is not None  # `_adopt` has set it
         step = (told.cur_step_num - 1) % told.batch_num + 1
@@ -440,15 +445,16 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
 
 _NOTE = ".saved.json"
-"""The end of the name of the small file that says: MindSpore has saved this shard elsewhere."""
+"""The end of the name of the small file which says that MindSpore has saved the shard in another
+place."""
 
 
 def _check_enabled(asked: environment.Environment) -> None:
     """
     Check which features the environment enables.
 
-    Raises `UsageError` if it enables none of the features in `_NEEDED`, or a feature of MindSpore's
-    callback that this callback does not have.
+    Raises `UsageError` if the environment enables none of the features in `_NEEDED`, or a feature
+    of MindSpore's callback that this callback does not have.
     """
     if not any(feature in asked.features for feature in _NEEDED):
         raise UsageError(
@@ -465,8 +471,8 @@ def _check_enabled(asked: environment.Environment) -> None:
 
 def _settle_norms(asked: environment.Environment, monitor: Mapping[str, object]) -> None:
     """
-    If the environment enables TRE, set the largest allowed norm of the gradients to the threshold
-    in `monitor`.
+    If the environment enables the feature TRE, which refuses updates with too large gradients, set
+    the largest allowed norm of the gradients to the threshold in `monitor`.
 
     Raises `UsageError` if TRE is enabled without a threshold, or a threshold is given without TRE.
     """
@@ -515,7 +521,8 @@ class _Marks:
         """
         Set the callback that reduces the gradients of each update and opens the update window.
         """
-        object.__setattr__(self, "_callback", callback)  # not an attribute that Cell manages
+        # not `self._callback = …`, because MindSpore's class Cell handles such an assignment itself
+        object.__setattr__(self, "_callback", callback)
 
 
 @cache

@@ -23,7 +23,7 @@ def save(directory: Path, shard: Shard, step: int) -> list[str]:
     """
     Write the shard under `directory`, and sync the files. Return the names of the files.
 
-    Files of an earlier attempt are replaced.
+    Files that an earlier, interrupted attempt has written are replaced.
     """
     return _write(directory, shard.name, _contents(shard), shard.plain(), step)
 
@@ -34,7 +34,7 @@ def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
     returned function can be called once, on another thread.
     """
     copies = {name: array.copy() for name, array in _contents(shard).items()}
-    plain = pack(shard.plain())  # packed now, because the values may change later
+    plain = pack(shard.plain())  # as bytes, because the values themselves may change later
     return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
 
 
@@ -89,7 +89,7 @@ def _write(
     directory: Path,
     shard: str,
     contents: Mapping[str, Array],
-    plain: Mapping[str, Any],  # Any: values of various plain types
+    plain: Mapping[str, Any],  # Any: the values have various plain types
     step: int,
 ) -> list[str]:
     from mindspore import Tensor, save_checkpoint
@@ -97,7 +97,7 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        # remove files of an earlier attempt: MindSpore makes them read-only
+        # remove files of an earlier attempt: MindSpore makes its files read-only
         left.unlink(missing_ok=True)
     written = [beside]
     if solid:

@@ -11,10 +11,11 @@ from tft.errors import UsageError
 
 class Rows:
     """
-    The data for `session.adopt(data=...)`: `next()` returns the next batch, over all epochs.
+    The object to pass as `session.adopt(data=...)`. Its method `next` returns one batch after
+    another, over all epochs.
 
     After a rollback a new iterator begins at the restored position (`set_init_step`), and shuffles
-    the epoch as before. For this, the script must set the seed of the dataset
+    the epoch as before. This works only if the script has set the seed of the dataset
     (`mindspore.dataset.config.set_seed`, or `mindspore.set_seed`). If the dataset calls a function
     of the user, the result of this function must depend only on the row that it gets.
     """
@@ -62,8 +63,8 @@ class Rows:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Set the position in the data to that in `state`, which `state_dict` has returned. If it is
-        another position than the present one, the next batch comes from a new iterator.
+        Set the position in the data to the position in `state`, which `state_dict` has returned. If
+        this changes the position, the next batch comes from a new iterator.
         """
         if state["position"] != self._position:
             self._position = state["position"]

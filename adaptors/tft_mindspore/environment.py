@@ -1,13 +1,14 @@
 """
-Reads which features the environment variables of a MindSpore job request: variables of MindSpore,
-MindIO and MindCluster.
+Reads the environment variables by which a MindSpore job requests features of fault tolerance. They
+are variables of MindSpore, MindIO and MindCluster.
 
-The variables are read before MindSpore is imported. For some common mistakes in their values,
-MindSpore aborts the interpreter. For other mistakes it silently enables no feature.
+This module checks the variables before MindSpore is imported. For some common mistakes in their
+values, MindSpore aborts the interpreter. For other mistakes it silently enables no feature.
 
 MindSpore reads `MS_ENABLE_TFT` in two ways. In one place it splits the value into items. Everywhere
 else it searches the value for texts such as `TTP:1`, and then spaces and upper or lower case
-matter. This module replaces the value by a normal form, which has the same meaning in both ways.
+matter. This module replaces the value by a normal form, which MindSpore understands in the same way
+in all places.
 """
 
 import json
@@ -44,7 +45,7 @@ last checkpoint."""
 _SWITCHES = ("TTP", "UCE", "HCCE", "ARF", "TRE", "TSP", "RSC", "ATO")
 _NEED_MINDIO = frozenset({"TTP", "UCE", "HCCE", "ARF", "TSP"})
 _BESIDE_ATO = frozenset({"TTP", "UCE", "ARF", "TRE", "TSP"})
-"""The features that MindSpore does not accept together with ATO."""
+"""The features that MindSpore does not accept together with the feature ATO."""
 _VALUES = {
     **dict.fromkeys(_SWITCHES, (r"[01]", "0 or 1")),
     "TRE": (r"[012]", "0, 1 or 2"),
@@ -52,13 +53,13 @@ _VALUES = {
     "ATO_THRESHOLD": (r"[1-9][0-9]+", "a whole number of 10 or more"),
     "ATO_PATH": (r".+\.json", "the path of a .json file"),
 }
-"""For each key of `MS_ENABLE_TFT`: the pattern of the allowed values, and a description of them for
-messages."""
+"""Maps each key of `MS_ENABLE_TFT` to a regular expression for the allowed values, and a
+description of these values for messages."""
 _SEARCHED = re.compile(rf"({'|'.join(_SWITCHES)}):[12]")
 """The texts that MindSpore searches for in the whole value of `MS_ENABLE_TFT`."""
 
 _STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
-"""The strategies, in the order in which tft tries them."""
+"""The strategies of tft, in the order in which tft tries them."""
 _OF_FEATURES = {"TTP": "dump", "UCE": "retry", "HCCE": "retry", "TRE": "retry", "ARF": "recover"}
 _OF_NAMES = {
     "dump": ("dump",),
@@ -79,7 +80,8 @@ class Environment:
     """
 
     features: Mapping[str, str] = field(default_factory=dict)
-    """The features that `MS_ENABLE_TFT` switches on, and their parameters, each with its value."""
+    """The features that `MS_ENABLE_TFT` switches on, and their parameters. Maps the name of a
+    feature or parameter to its value."""
     unknown: tuple[str, ...] = ()
     """The items of `MS_ENABLE_TFT` that tft does not know. MindSpore may know them, so they stay
     unchanged."""
@@ -93,8 +95,8 @@ class Environment:
     @property
     def normal(self) -> str:
         """
-        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. Empty if the
-        variable contains no feature that is on, and no unknown item.
+        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. It is empty
+        if the variable contains no feature that is on, and no unknown item.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)
@@ -137,7 +139,7 @@ class Environment:
                     f"{_ADDRESS} to an address of the node of rank 0, and {_PORT} to the port of "
                     "the controller"
                 )
-        assert self.address is not None  # the loop has checked both
+        assert self.address is not None  # the loop has checked address and port
         assert self.port is not None
         return self.address, self.port
 
@@ -161,16 +163,16 @@ def read(variables: Mapping[str, str]) -> Environment:
 
 
 _logged: set[str] = set()
-"""The unknown items that this process has logged already."""
+"""The unknown items of `MS_ENABLE_TFT` that this process has logged already."""
 
 
 def settle() -> Environment:
     """
-    Read the environment of this process, and replace `MS_ENABLE_TFT` by its normal form, which
-    MindSpore cannot misunderstand. Return the requested features and settings.
+    Read the environment of this process, and replace the value of `MS_ENABLE_TFT` by its normal
+    form, which MindSpore cannot misunderstand. Return the requested features and settings.
 
-    Call this function before MindSpore is imported. Each unknown item is logged once in a process.
-    Raises `UsageError` for an invalid value.
+    Call this function before MindSpore is imported. Each unknown item of `MS_ENABLE_TFT` is logged
+    once in a process. Raises `UsageError` for an invalid value.
     """
     asked = read(os.environ)
     for item in asked.unknown:
@@ -210,9 +212,9 @@ def norm_limit(monitor: Mapping[str, object], where: str) -> float | None:
 
 def refuse_norms(limit: float) -> None:
     """
-    Set the plugin `tft_numerics` of this process to refuse updates whose gradients have a norm
-    larger than `limit`. Other settings of the plugin are kept. If `tft run --numerics` has set a
-    limit, that limit is kept too.
+    Tell the plugin `tft_numerics` of this process to refuse updates whose gradients have a norm
+    larger than `limit`. Other settings of the plugin are kept. If `tft run --numerics` has already
+    set a limit, that limit is kept and `limit` is ignored.
 
     Call this function before the process joins the job.
     """
@@ -223,8 +225,8 @@ def refuse_norms(limit: float) -> None:
 
 def place() -> tuple[int, int]:
     """
-    Return the rank of this process and the number of ranks, from the variables that msrun or a tft
-    agent has set.
+    Return the rank of this process and the number of ranks. Read them from the environment
+    variables that a tft agent or msrun, MindSpore's launcher, has set.
 
     Also set `RANK_ID` and `RANK_SIZE` to these values, because MindSpore reads these variables if
     its own collectives are not initialised. Raises `UsageError` if the environment names no rank.
@@ -269,8 +271,8 @@ def _items(text: str) -> list[str]:
     """
     Return the items between the braces of a value of `MS_ENABLE_TFT`. The braces may be missing.
 
-    Both commas and spaces separate items, because MindSpore's search finds items with either
-    separator.
+    Items may be separated by commas or spaces, because MindSpore finds items in both cases when it
+    searches the value.
     """
     bare = text.strip().removeprefix("{").removesuffix("}")
     return [item for item in re.split(r"[,\s]+", re.sub(r"\s*:\s*", ":", bare)) if item]

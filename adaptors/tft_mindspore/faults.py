@@ -12,8 +12,8 @@ from tft_mindspore.groups import GroupBroken
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    Return `network` if `error` is a broken connection to another rank. Return None for any other
-    exception.
+    Return the kind of fault `network` if `error` says that a connection to another rank is broken.
+    Return None for any other exception.
 
     Device errors are not classified here: MindSpore raises a `RuntimeError` for all of them, and
     tft recognises their messages by its own table of device faults.

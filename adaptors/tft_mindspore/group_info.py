@@ -1,7 +1,8 @@
 """
 Reads and writes the file `group_info.pb` of MindSpore. The file of a rank names the groups in which
 the rank communicates, and the ranks that hold the same state as this rank. MindSpore writes such a
-file for each rank if `GROUP_INFO_FILE` is set. Its function `restore_group_info_list` reads them.
+file for each rank if the environment variable `GROUP_INFO_FILE` is set. MindSpore's function
+`restore_group_info_list` reads these files.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ class GroupInfo:
     """
 
     replicas: tuple[int, ...]
-    """The ranks that hold the same state. The rank for which the file was written is among them."""
+    """The ranks that hold the same state as the rank for which the file was written. This rank is
+    among them."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The process groups by name, each with the ranks that communicate in the group."""
 
@@ -62,8 +64,8 @@ def read_group_info(file: Path) -> GroupInfo:
 
 def write_group_info(file: Path, info: GroupInfo) -> None:
     """
-    Write a `group_info.pb` completely, and sync it to disk. Raises `UsageError` if protobuf is not
-    installed.
+    Write the content `info` to the path `file` as a `group_info.pb`, and sync the file to disk.
+    Raises `UsageError` if protobuf is not installed.
     """
     message, _ = _messages()
     made = message()

@@ -6,11 +6,11 @@ MindSpore's own collectives on CPU cannot be repaired within a process. After a 
 failed, its group cannot be used again, and a new group in the same process returns wrong numbers.
 So gradients are reduced over the connections of this module. An all-reduce adds up the arrays in
 the order of the ranks, not in the order of arrival. So every rank gets the same bits, and gets the
-same bits again after an incident. A call of `Group.shut` on any thread interrupts the training
-thread wherever that thread waits in this group.
+same bits again when the step is repeated after an incident. A call of `Group.shut` on any thread
+interrupts the training thread wherever that thread waits in this group.
 
-This module starts no thread. It computes with numpy arrays. It imports MindSpore only if the caller
-passes Tensors, to return Tensors.
+This module starts no thread. It computes with numpy arrays. If the caller passes Tensors, this
+module imports MindSpore, to return Tensors.
 """
 
 import errno
@@ -32,31 +32,31 @@ from numpy.typing import NDArray
 from tft.errors import OrderRefused, PeerError, UsageError
 from tft_mindspore.step_numbers import watch
 
-Array = NDArray[Any]  # Any: elements of any type
+Array = NDArray[Any]  # Any: the elements may have any type
 
 _HEADER = struct.Struct("<4sIQ")
-"""The header of each message: the name of the operation, the number of the message between these
-two ranks, and the size in bytes."""
+"""The header of each message: the name of the operation, the number of the message among those from
+the sender to the receiver, and the size of the content in bytes."""
 _HELLO = struct.Struct("<16sI")
-"""The first message of a member that connects to another member: the token of the group, and the
-rank of the sender."""
+"""The first message of a member that connects to another member: the token, which proves that the
+sender belongs to the group, and the rank of the sender."""
 
 _AT_ONCE = 256 * 1024
 """The size in bytes up to which an all-reduce has one round of messages, in which every rank sends
 its whole array to every other rank. Larger arrays take two rounds, in which ranks send pieces.
-Measured with four ranks on two cores, the best of 30: 64 KiB take 0.2 ms in one round and 0.5 ms in
-two, 256 KiB take 0.8 and 2.3 ms, 1 MiB takes 11 and 8 ms."""
+Measured with four ranks on two cores, the shortest of 30 times: 64 KiB take 0.2 ms in one round and
+0.5 ms in two rounds, 256 KiB take 0.8 ms and 2.3 ms, 1 MiB takes 11 ms and 8 ms."""
 
 STORE_TIMEOUT = 60.0
 """Seconds within which a connection to the rendezvous store must succeed. The store is a process on
-this machine or another one. If the store dies, it is started again within a second."""
+this or another machine. If the store dies, it is started again within a second."""
 
 _AGAIN = 0.05
 """Seconds between two attempts to reach the store."""
 
 _FOREVER = -1
-"""The time limit for `poll`: no limit. If a rank hangs, the controller notices, and `shut` is
-called."""
+"""The time limit that makes `poll` wait for ever. No limit is needed: if a rank hangs, the
+controller notices this, and tft calls `Group.shut` on the ranks that wait."""
 
 
 class GroupBroken(ConnectionError):
@@ -99,11 +99,11 @@ class Group:
 
     def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the totals.
+        All-reduce `arrays` by sum over all ranks, or over the ranks in `ranks`. Return the sums.
 
-        The number of the arrays, their sizes and their types must be the same on all these ranks.
-        Takes numpy arrays or Tensors of MindSpore, and returns the same kind. Raises `GroupBroken`
-        if a rank is lost. Raises `UsageError` if this rank is not among `ranks`.
+        All these ranks must pass the same number of arrays, with the same sizes and types. The
+        arrays are numpy arrays or Tensors of MindSpore, and the sums are of the same kind. Raises
+        `GroupBroken` if a rank is lost. Raises `UsageError` if this rank is not among `ranks`.
         """
         members = self._members(ranks)
         self._contributing()
@@ -123,9 +123,9 @@ class Group:
 
     def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce `arrays` by average over all ranks, or over `ranks`. Return the averages.
-        Data-parallel training uses this for gradients. Arguments and exceptions are the same as
-        those of `sum`.
+        All-reduce `arrays` by average over all ranks, or over the ranks in `ranks`. Return the
+        averages. Data-parallel training averages its gradients with this method. Arguments and
+        exceptions are the same as those of `sum`.
         """
         members = self._members(ranks)
         plain = [_plain(array) for array in arrays]
@@ -139,9 +139,10 @@ class Group:
         self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """
-        Send the `arrays` of the rank `root` to all ranks, or to `ranks`. Return the arrays of
-        `root`. All other ranks must pass arrays of the same sizes and types. Raises `GroupBroken`
-        if a rank is lost, and `UsageError` if this rank or `root` is not among `ranks`.
+        Send the `arrays` of the rank `root` to all ranks, or to the ranks in `ranks`. Return the
+        arrays of `root`. All other ranks must pass arrays of the same sizes and types, whose
+        content is ignored. Raises `GroupBroken` if a rank is lost, and `UsageError` if this rank or
+        `root` is not among `ranks`.
         """
         members = self._members(ranks)
         if root not in members:
@@ -165,8 +166,8 @@ class Group:
 
     def gather(self, words: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         """
-        Collect the bytes `words` from all ranks, or from `ranks`. Return the bytes of each rank, in
-        the order of the ranks. The ranks may pass different numbers of bytes.
+        Collect the bytes `words` from all ranks, or from the ranks in `ranks`. Return the bytes of
+        each rank, in the order of the ranks. The ranks may pass different numbers of bytes.
         """
         members = self._members(ranks)
         self._contributing()
@@ -196,8 +197,8 @@ class Group:
 
     def agree(self, refuses: bool) -> bool:
         """
-        Wait until all ranks have called this method. Return True if at least one of them has passed
-        `refuses=True`.
+        Wait until all ranks have called this method. Return True if at least one rank has passed
+        `refuses=True`, which means that it refuses the update of the step.
         """
         members = self._members(None)
         return bool(self._sum(numpy.array([refuses], numpy.float32), members)[0] > 0)
@@ -219,7 +220,7 @@ class Group:
         if flat.nbytes <= _AT_ONCE:
             parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
             return _added(parts, members)
-        # Each rank adds up one piece of the array, and sends the result to all other ranks.
+        # If the array is large, each rank adds up one piece, and sends the result to all others.
         ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
         begins = [0, *ends[:-1]]
         pieces = {
@@ -243,8 +244,9 @@ class Group:
     ) -> dict[int, Array]:
         """
         Send `pieces[r]` to each other member `r`, and receive from each other member the piece for
-        this rank. Return the pieces for this rank by sender, including its own piece. Each piece
-        has `size` elements. `what` is the name of the operation.
+        this rank. Return the pieces for this rank by sender, including the piece that this rank
+        itself has. Each piece for this rank has `size` elements. `what` is the name of the
+        operation.
         """
         others = [rank for rank in members if rank != self.rank]
         mine = pieces[self.rank]
@@ -265,8 +267,8 @@ class Group:
     ) -> None:
         """
         Send one message to each rank of `giving`, and receive one message from each rank of
-        `taking`. `what` is the name of the operation. Sending and receiving overlap: two ranks that
-        both sent a whole message first would wait for each other for ever.
+        `taking`. `what` is the name of the operation. Sending and receiving overlap. Otherwise two
+        ranks that both send a whole message before they receive would wait for each other for ever.
         """
         if self._broken:
             raise self._cut_off()
@@ -293,7 +295,7 @@ class Group:
                 rank = ranks[descriptor]
                 if events & select.POLLOUT:
                     self._send(rank, outgoing[rank])
-                if events & ~select.POLLOUT:  # data has come, or the peer has closed
+                if events & ~select.POLLOUT:  # data has come, or the peer has closed the connection
                     self._receive(rank, incoming.get(rank))
                 left = _interest(outgoing.get(rank), incoming.get(rank))
                 if left:
@@ -323,8 +325,9 @@ class Group:
 
     def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
         if incoming is None or not incoming.room_left:
-            # This rank expects no message now. Peek at the next byte without removing it: if there
-            # is a byte, the peer has sent its next message early; if not, it has closed.
+            # This rank expects no message now. Peek at the next byte without removing it. If there
+            # is a byte, the peer has sent its next message early. If not, the peer has closed the
+            # connection.
             incoming = None
         try:
             if incoming is None:
@@ -348,9 +351,9 @@ class Group:
 
     def join(self, host: str, port: int) -> None:
         """
-        Find the other members through the rendezvous store, and connect to all of them. Return when
-        every member is connected to all other members. `host` and `port` are the address of the
-        store.
+        Find the other members of the group through the rendezvous store, and connect to all of
+        them. Return when every member is connected to all other members. `host` and `port` are the
+        address of the store.
         """
         store = self._reach_store(host, port)
         with self._kept(socket.socket(store.family)) as listener:
@@ -398,8 +401,8 @@ class Group:
 
     def _kept(self, connection: socket.socket) -> socket.socket:
         """
-        Add a socket to those that `shut` interrupts, and return it. Raises `GroupBroken` if `shut`
-        was called already.
+        Add the socket `connection` to the sockets that `shut` interrupts, and return this socket.
+        Raises `GroupBroken` if `shut` was called already.
         """
         with self._lock:
             if self._broken:
@@ -415,8 +418,8 @@ class Group:
 
     def _reach_store(self, host: str, port: int) -> socket.socket:
         """
-        Connect to the rendezvous store. Try again until `STORE_TIMEOUT`, because a store that has
-        died is started again.
+        Connect to the rendezvous store, and return the connection. Try again for up to
+        `STORE_TIMEOUT` seconds, because a store that has died is started again.
         """
         until = time.monotonic() + STORE_TIMEOUT
         while True:
@@ -444,7 +447,7 @@ class Group:
             raise OSError(error, os.strerror(error))
         return connection
 
-    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: parsed JSON
+    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: values in JSON
         asked = {"name": self.name, "rank": self.rank, "world": self.world, "port": port}
         store.sendall(json.dumps(asked).encode() + b"\n")
         said = b""
@@ -509,7 +512,7 @@ class Group:
 
 class _Incoming:
     """
-    A message that is being received: first its header, then its content.
+    A message that is being received. The header comes first, then the content.
     """
 
     def __init__(self, what: bytes, turn: int, room: memoryview) -> None:
@@ -524,7 +527,7 @@ class _Incoming:
         """
         Record that `count` further bytes have arrived from `rank`.
 
-        Raises `UsageError` if the header shows that this is not the message that this rank expects.
+        Raises `UsageError` if the header is not that of the message that this rank expects.
         """
         self.room_left = self.room_left[count:]
         if self._in_header and not self.room_left:
@@ -577,7 +580,7 @@ class Groups:
         try:
             group.join(host, port)
         except OSError as error:
-            if group.broken:  # `quiesce` has interrupted the call
+            if group.broken:  # `quiesce` has interrupted the forming of the group
                 raise OrderRefused(f"forming the group {name!r} was cancelled") from error
             raise
         self._formed = True
@@ -610,8 +613,8 @@ def _nothing() -> None:
 
 def _interest(views: list[memoryview] | None, incoming: _Incoming | None) -> int:
     """
-    Return the events for which to poll a connection: POLLOUT if `views` are left to send, POLLIN if
-    bytes of `incoming` are left to receive. Return 0 if nothing is left.
+    Return the events for which to poll a connection: POLLOUT if `views` are left to send, and
+    POLLIN if bytes of the message `incoming` are left to receive. Return 0 if nothing is left.
     """
     wanted = select.POLLOUT if views else 0
     if incoming is not None and incoming.room_left:
@@ -644,7 +647,7 @@ def _plain(array: Any) -> Array:  # Any: a numpy array or a MindSpore Tensor
 def _like(given: Any, found: Array) -> Any:  # Any: a numpy array or a MindSpore Tensor
     if isinstance(given, numpy.ndarray):
         return found
-    from mindspore import Tensor  # costs nothing: the caller, who passes Tensors, has imported it
+    from mindspore import Tensor  # no cost: who passes Tensors has imported MindSpore already
 
     return Tensor(found)
 

@@ -4,7 +4,7 @@ Transformers. Also decides which ranks write a checkpoint, and from which checkp
 continue:
 
     checkpoint/rank_0/llama2_13b_rank_0-5_1.ckpt     the state at the end of step 1 of epoch 5
-    checkpoint/rank_0/meta.json                      names that file, and is written after it
+    checkpoint/rank_0/meta.json                      names rank 0's newest file; written after it
     checkpoint/rank_5/llama2_13b_rank_5-5_1.ckpt     rank 5 has written for the lost rank 1 too
     …
 
@@ -37,8 +37,8 @@ _FEW = 8
 
 def directory_of(root: Path, rank: int) -> Path:
     """
-    Return the directory with the files of a rank. `root` is the directory of all ranks,
-    `checkpoint`.
+    Return the directory with the files of a rank. `root` is the directory with the directories of
+    all ranks, such as `checkpoint`.
     """
     return root / _DIRECTORY.format(rank)
 
@@ -91,10 +91,10 @@ class Series:
 
     def name(self, epoch: int, step: int) -> Name:
         """
-        Return the name of the file for the end of a step.
+        Return the name of the file with the state at the end of a step.
 
-        `step` counts within the epoch. With a `sink_size` of 1, MindSpore treats every step as an
-        epoch with one step.
+        `step` counts within the epoch. If the job has a `sink_size` of 1, MindSpore treats every
+        step as an epoch with one step.
         """
         return Name(prefix=self.prefix, rank=self.rank, again=self.again, epoch=epoch, step=step)
 
@@ -112,8 +112,8 @@ class Series:
 
     def note(self, epoch: int, step: int) -> Path:
         """
-        Record in `meta.json` that the file for the end of this step is the newest. Return the path
-        of `meta.json`.
+        Record in `meta.json` that the file with the state at the end of this step is the newest.
+        Return the path of `meta.json`.
         """
         rank_files.write_meta(self.directory, self.name(epoch, step))
         return self.directory / rank_files.META
@@ -156,13 +156,14 @@ class Found:
     written: tuple[int, ...]
     """The ranks that have written a file."""
     passed_over: tuple[tuple[int, int], ...] = ()
-    """Epoch and step of newer checkpoints that are incomplete: a file was lost or was never
-    written."""
+    """Epoch and step of each newer checkpoint that is incomplete, because a file was lost or was
+    never written."""
 
     @property
     def last(self) -> bool:
         """
-        True if this is a last checkpoint, which means that not every rank has written a file.
+        True if this is a last checkpoint: one that the ranks which survived a fault have written,
+        so that not every rank has a file.
         """
         return len(self.written) < len(self.files)
 
@@ -170,8 +171,8 @@ class Found:
 def resumption(recipe: Recipe, asked: Environment) -> Found | None:
     """
     Return the checkpoint from which a job continues. Return None if the job begins at its first
-    step. `recipe` has the settings of the job, and `asked` the features that its environment
-    requests.
+    step. `recipe` has the settings of the job, and `asked` has the features that the environment of
+    the job requests.
 
     Raises `UsageError` and `CheckpointCorrupt` in the same cases as `find`. Also raises
     `UsageError` if `resume_training` is not the name of a checkpoint file.
@@ -203,15 +204,15 @@ def find(
     only: tuple[int, int] | None = None,
 ) -> Found:
     """
-    Return the newest checkpoint for which every group has a file. With `only`, return the
-    checkpoint of that epoch and step.
+    Return the newest checkpoint for which every group of ranks with the same state has a file. With
+    `only`, return the checkpoint of that epoch and step.
 
     With `high_availability`, a rank without a file continues from the file of another rank of its
-    group. A newer checkpoint is then ignored if a group has no file for it.
+    group. A newer checkpoint for which some group has no file is ignored.
 
-    Raises `UsageError` if no checkpoint exists. Raises `UsageError` if the newest checkpoint is a
-    last checkpoint and `high_availability` is off. Raises `CheckpointCorrupt` if every checkpoint
-    lacks the file of a group.
+    Raises `UsageError` if no checkpoint exists. Raises `UsageError` if some rank has no file of the
+    newest checkpoint and `high_availability` is off. Raises `CheckpointCorrupt` if for every
+    checkpoint some group has no file.
     """
     ranks = sorted(rank for group in groups for rank in group)
     _check_world(root, ranks)
@@ -248,13 +249,13 @@ def find(
 
 def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
-    Yield the files of a rank that can be relied on, the oldest first. Each comes with its epoch and
-    step.
+    Yield the files of a rank that can be relied on, the oldest first. Yield each file with its
+    epoch and step.
 
-    These are the file that `meta.json` names, and older files with the same prefix that are not of
-    a later step. A file that is newer than `meta.json` says is left out: the run may have ended
-    before the file was complete. Files that `damage` reports are left out too. Nothing is yielded
-    if `meta.json` is missing or names no file of the rank.
+    Reliable are the file that `meta.json` names, and older files with the same prefix that are not
+    of a later step. A file that is newer than the file in `meta.json` is left out: the run may have
+    ended before it was complete. A file that the function `damage` calls damaged is left out too.
+    Nothing is yielded if `meta.json` is missing or names no file of the rank.
     """
     directory = directory_of(root, rank)
     noted = rank_files.read_meta(directory)
@@ -272,9 +273,9 @@ def _covered(
     groups: Groups, held: Mapping[int, Mapping[tuple[int, int], Path]], at: tuple[int, int]
 ) -> dict[int, Path] | None:
     """
-    Return the file from which each rank continues at epoch and step `at`. `held` has the files of
-    each rank. A rank that has not written a file gets the file of another rank of its group. Return
-    None if no rank of some group has written a file.
+    Return the file from which each rank continues at the epoch and step in `at`. `held` has the
+    files of each rank. A rank that has not written a file gets the file of another rank of its
+    group. Return None if there is a group of which no rank has written a file.
     """
     files: dict[int, Path] = {}
     for group in groups:
@@ -287,8 +288,8 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Raise `UsageError` if there are files under `root` of a rank that is not in `ranks`, because the
-    checkpoint then belongs to a job with other ranks.
+    Raise `UsageError` if the checkpoint belongs to a job with other ranks. This is so if there are
+    files under `root` for a rank that is not in `ranks`.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

@@ -1,11 +1,11 @@
 """
 Reads and writes the memory of MindSpore's parameters.
 
-Reading returns the parameter's own memory: `asnumpy` waits until MindSpore has carried out all
-pending operations, and then shares the memory. Writing uses `copy_` only. `set_data` and
-`load_param_into_net` would give a parameter another piece of memory. But MindSpore's optimizers are
-compiled, and a compiled optimizer keeps writing to the old piece. Training would then continue
-without an error, but the parameters would never change.
+Reading returns the parameter's own memory: the method `asnumpy` waits until MindSpore has carried
+out all pending operations, and returns an array that shares the memory. Writing uses the method
+`copy_` only. `set_data` and `load_param_into_net` would give a parameter another piece of memory.
+But MindSpore's optimizers are compiled, and a compiled optimizer keeps writing to the old piece.
+Training would then continue without an error, but the parameters would never change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from tft.errors import MalformedMessage
 from tft.spi import pack
 
-Array = NDArray[Any]  # Any: elements of any type
-Parameter = Any  # a parameter of MindSpore, which ships no types
+Array = NDArray[Any]  # Any: the elements may have any type
+Parameter = Any  # a parameter of MindSpore, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
     """
-    The description of a parameter, which is sent before its content.
+    The description of a parameter, which is sent to another rank before the parameter's content.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Described:
         return [self.name, self.kind, list(self.shape), self.size]
 
     @classmethod
-    def read(cls, told: Sequence[Any]) -> "Described":  # Any: unpacked, not yet checked
+    def read(cls, told: Sequence[Any]) -> "Described":  # Any: the values are not checked yet
         """
         Return the description that `listed` has converted to the plain values `told`. Raises
         `MalformedMessage` if `told` has another form.
@@ -77,7 +77,7 @@ def content(parameter: Parameter) -> Array:
     Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
-    return numpy.asarray(found, order="C")  # copies only if the memory has another order
+    return numpy.asarray(found, order="C")  # copies only if the array is not in row-major order
 
 
 def flat_bytes(array: Array) -> memoryview:
@@ -89,7 +89,8 @@ def flat_bytes(array: Array) -> memoryview:
 
 def room(parameter: Parameter) -> Array:
     """
-    Return a new array of the same type and shape as `parameter`, for content that will arrive.
+    Return a new array of the same type and shape as `parameter`, for content that will arrive from
+    another rank.
     """
     return numpy.empty_like(content(parameter))
 
@@ -99,8 +100,8 @@ def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> N
     Write each array in `contents` into the parameter of the same name. Return when MindSpore has
     carried out all these copies.
     """
-    from mindspore import Tensor  # late: only training processes need MindSpore
-    from mindspore.common.api import _no_grad  # MindSpore has no public function for this
+    from mindspore import Tensor  # imported late, because only training processes need MindSpore
+    from mindspore.common.api import _no_grad  # private, because no public function does the same
 
     with _no_grad():  # otherwise `copy_` fails after an interrupted forward pass
         for name, array in contents.items():

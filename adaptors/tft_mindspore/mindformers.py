@@ -1,7 +1,7 @@
 """
 Reads from a YAML file of MindSpore Transformers which ranks of a job hold the same state, and where
-the checkpoints are. The rest of the file is ignored. If tft cannot protect a job with some setting,
-this module raises an error that names the key of the setting.
+the checkpoints are. The rest of the file is ignored. If a setting makes it impossible for tft to
+protect the job, this module raises an error that names the key of the setting.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,8 @@ from tft.spi import Parallelism
 from tft_mindspore import environment
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
-"""The keys in `parallel_config` for the sizes besides `data_parallel`. A missing key means 1."""
+"""The keys in the section `parallel_config` for all sizes of the parallelism except
+`data_parallel`. A missing key means the size 1."""
 _WHOLE_GROUP = -1
 """The default value of `optimizer_weight_shard_size`: each rank of a data-parallel group holds
 another part of the optimizer state."""
@@ -25,7 +26,7 @@ _SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 _WORLD = 1_000_000
 """The largest number of ranks that is accepted. A larger number must be a typing error."""
 _FEW = 8
-"""The most allowed values of a setting that a message lists."""
+"""The largest number of allowed values of a setting that an error message lists."""
 _WHOLE_EPOCH = -1
 """The value of `sink_size` with which MindSpore runs all steps of an epoch as one unit."""
 _MONITOR = "CheckpointMonitor"
@@ -48,7 +49,7 @@ class Sizes:
     """The number of shards into which each data-parallel group cuts its parameters and their
     optimizer state."""
     threshold_kb: int = 0
-    """Parameters smaller than this (in KB) are not cut. 0 if nothing is cut."""
+    """The size in KB below which a parameter is not cut into shards. 0 if no parameter is cut."""
 
     @property
     def world(self) -> int:
@@ -76,10 +77,10 @@ class Sizes:
         Return the groups of ranks that hold exactly the same state. Each rank of a group can
         continue from a checkpoint file of another rank of the group.
 
-        When ranks are counted up, the tensor-parallel index changes fastest, then the index in the
+        From one rank to the next, the tensor-parallel index changes fastest, then the index in the
         data-parallel group, then the pipeline stage. Within a data-parallel group, every `ep`-th
-        rank has the same experts. Of these ranks, every `shards`-th rank has the same shard of the
-        experts and of the dense parameters.
+        rank has the same experts. Of the ranks with the same experts, every `shards`-th rank has
+        the same shard of the experts and of the dense parameters.
         """
         return tuple(
             tuple(
@@ -101,7 +102,8 @@ class Recipe:
 
     sizes: Sizes
     output: Path = Path("output")
-    """The directory of checkpoints and strategies."""
+    """The directory for checkpoints and for strategies, MindSpore's files that say how parameters
+    are cut."""
     prefix: str | None = None
     """The beginning of the names of checkpoints. None if no callback writes checkpoints."""
     load: Path | None = None
@@ -130,8 +132,8 @@ class Recipe:
 
 def read_recipe(file: Path) -> Recipe:
     """
-    Read a YAML file of MindSpore Transformers. Raises `UsageError` with the file, the key and what
-    is expected there.
+    Read a YAML file of MindSpore Transformers. Raises `UsageError` for a value that cannot be used.
+    The message has the file, the key and the expected value.
     """
     document = _Section(file, "", _parsed(file))
     _check_run(document)
@@ -288,9 +290,9 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     """
     Return whether the optimizer is divided among ranks (parallel optimizer).
 
-    `sizes` is the section `parallel_config`, in which older files have this setting as
-    `optimizer_shard`. If either setting is on, return True: then fewer ranks hold the same state,
-    which is the safe assumption.
+    The setting is `enable_parallel_optimizer` in the section `parallel`. Older files have it as
+    `optimizer_shard` in the section `parallel_config`, which is `sizes`. If either setting is on,
+    return True. This is the safe assumption, because then fewer ranks hold the same state.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -298,8 +300,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
 
 def _strategy_file(parallel: _Section | None) -> Path | None:
     """
-    Return the file in which the job records how it divides parameters among ranks. Newer YAML files
-    have a separate section with the name of this file.
+    Return the path of the file in which the job records how it divides parameters among ranks.
+    Newer YAML files name this path in the section `strategy_ckpt_config`.
     """
     if parallel is None:
         return None
@@ -326,10 +328,11 @@ def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
 
 def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
     """
-    Return `whole` with the number of shards into which the optimizer state is cut.
+    Return a copy of the sizes `whole` with the number of shards into which the optimizer state is
+    cut.
 
-    Raises `UsageError` if the optimizer state is cut over the whole data-parallel group. Then each
-    rank has a different shard, and no rank has a replica.
+    Raises `UsageError` if the optimizer state is cut over the whole data-parallel group. In this
+    case each rank has a different shard, and no other rank has a copy of it.
     """
     config = None if parallel is None else parallel.section("parallel_optimizer_config")
     shards, threshold = None, None
@@ -388,8 +391,8 @@ def _fewer(sizes: Sizes) -> list[str]:
 
 def _twice_as_many(whole: Sizes) -> str:
     """
-    Return, as a text for a message, the smallest `data_parallel` with which two shards of the
-    optimizer state have two copies each.
+    Return a text for a message that proposes two shards of the optimizer state, and the smallest
+    `data_parallel` with which at least two ranks hold each shard.
     """
     enough = _enough(replace(whole, shards=2))
     return f"parallel_config.data_parallel to {enough} and {_SHARD_SIZE} to 2"
@@ -415,8 +418,9 @@ def _either(ways: list[str]) -> str:
 
 def _check_run(document: _Section) -> None:
     """
-    Check the settings of the run. Raises `UsageError` if several steps would run as one, because a
-    fault could not be assigned to a step. Also raises `UsageError` if the run would train no step.
+    Check the settings of the run. Raises `UsageError` if MindSpore would run several steps as one
+    unit, because tft could not know in which step a fault came. Also raises `UsageError` if the run
+    would train no step.
     """
     runner = document.section("runner_config")
     if runner is not None and runner.flag("sink_mode", absent=True):
@@ -450,8 +454,9 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
 
 def _prefix(document: _Section) -> str | None:
     """
-    Return the prefix of the names of the checkpoints that the run writes. Return None if it writes
-    none. Raises `UsageError` if `integrated_save` is on.
+    Return the prefix of the names of the checkpoints that the run writes. Return None if the run
+    writes no checkpoints. Raises `UsageError` if the setting `integrated_save` is on, with which
+    ranks gather whole parameters for a checkpoint.
     """
     for callback in document.sections("callbacks"):
         if callback.text("type") != _MONITOR:

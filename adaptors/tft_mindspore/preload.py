@@ -1,6 +1,6 @@
 """
-Imports MindSpore in the fork server, before any rank needs it. All other ranks wait while the new
-process of a lost rank starts, so that process must not spend time on imports.
+Imports MindSpore in the fork server, before any rank needs MindSpore. All other ranks wait while
+the new process of a lost rank starts, so that process must not spend time on imports.
 """
 
 import importlib.util

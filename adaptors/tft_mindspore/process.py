@@ -29,7 +29,8 @@ class ModelTrain(Protocol):
     def rename(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
         Let MindSpore give its checkpoint the final name, when all ranks have saved. `files` are the
-        names that `save` has returned on the ranks. Return the names of further written files.
+        names that `save` has returned on the ranks. Return the names of files that this method
+        itself has written under `directory`.
         """
 
     def has_saved(self, directory: Path, shard: str) -> bool:
@@ -44,7 +45,8 @@ _model_train: ModelTrain | None = None
 
 def trained_by_model(callback: ModelTrain) -> None:
     """
-    Set the callback that `model_train` returns. A script that trains with `Model.train` has one.
+    Set the callback that `model_train` returns. The callback calls this function itself, in a
+    script that trains with `Model.train`.
     """
     global _model_train
     _model_train = callback

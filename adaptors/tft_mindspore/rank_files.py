@@ -1,9 +1,10 @@
 """
 The names of the checkpoint files that each rank of a MindSpore job writes. This module also checks
-whether a file is complete, and moves a written file to its final place. Examples for rank 4:
+whether a file is complete, and moves a written file to its final place. Examples of names for the
+files of rank 4:
 
     rank_4/llama2_13b_rank_4-5_1.ckpt     step 1 of epoch 5, named by MindSpore Transformers
-    rank_4/llama2_13b_rank_4_1-7_1.ckpt   step 1 of epoch 7, written by a second run: hence the _1
+    rank_4/llama2_13b_rank_4_1-7_1.ckpt   step 1 of epoch 7; `_1-` because a second run wrote it
     rank_4/checkpoint-2_1875.ckpt         step 1875 of epoch 2, named by MindSpore itself
     ckpt_dir4/checkpoint-2_1875.ckpt      the same file in the directory of older guides
     rank_4/meta.json                      names the newest checkpoint file, and is written after it
@@ -33,15 +34,15 @@ _NAME = re.compile(
     rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
 )
 _BLOCK = 4 * 2**20
-"""The number of bytes of a file to read at a time. It is large enough for few calls, and small
-compared with the training state in memory."""
+"""The number of bytes of a file to read at a time. This number is so large that few calls are
+needed, and small compared with the training state in memory."""
 _PARAMETER = 0x0A
 """The byte with which each parameter in a .ckpt file begins. In protobuf this byte announces the
 field 1, and the length of the field follows."""
 _CHECKSUM = b"crc_num"
 _CHECKSUM_BYTES = len(_CHECKSUM) + 10
-"""The size in bytes of the checksum that MindSpore appends to a .ckpt file on request. It consists
-of the word `crc_num` and the number."""
+"""The size in bytes of the checksum that MindSpore appends to a .ckpt file on request. The checksum
+consists of the word `crc_num` and a number of ten bytes."""
 _HEADER_BYTES = 8
 """The size in bytes of the length field at the beginning of a .safetensors file."""
 
@@ -54,8 +55,8 @@ class Name:
 
     prefix: str
     rank: int | None = None
-    """The rank to which the file belongs. None if the name of the file has no rank; then the name
-    of its directory has one."""
+    """The rank to which the file belongs. None if the name of the file contains no rank. In this
+    case only the name of the directory contains the rank."""
     again: int = 0
     """The number of earlier runs that have written files with the same prefix into the
     directory."""
@@ -72,8 +73,8 @@ class Name:
     @property
     def at(self) -> tuple[int, int]:
         """
-        Return the epoch and the step, which are equal on all ranks for files of the same
-        checkpoint.
+        Return the epoch and the step. All ranks' files of the same checkpoint have the same epoch
+        and step.
         """
         return self.epoch, self.step
 
@@ -81,7 +82,7 @@ class Name:
     def age(self) -> tuple[int, int, int]:
         """
         Return a value by which the files of a rank can be sorted: a newer file has a higher value.
-        The number of the run comes first, then epoch and step.
+        The value is a tuple of the number of the run, the epoch and the step.
         """
         return self.again, self.epoch, self.step
 
@@ -94,7 +95,7 @@ class Name:
 
 def read_name(text: str) -> Name | None:
     """
-    Return the parts of the file name `text`. Return None if it is not the name of a checkpoint
+    Return the parts of the file name `text`. Return None if `text` is not the name of a checkpoint
     file.
     """
     match = _NAME.fullmatch(text)
@@ -144,8 +145,8 @@ def newest(directory: Path, rank: int) -> Name | None:
 
 def read_meta(directory: Path) -> Name | None:
     """
-    Return the newest file of a rank, as recorded in `meta.json`. Return None if `meta.json` is
-    missing, invalid or contradicts itself.
+    Return the name of the newest checkpoint file of a rank, as recorded in the file `meta.json` of
+    its directory. Return None if `meta.json` is missing, invalid or contradicts itself.
     """
     try:
         noted = json.loads((directory / META).read_bytes())
@@ -158,8 +159,8 @@ def read_meta(directory: Path) -> Name | None:
 
 def write_meta(directory: Path, name: Name) -> None:
     """
-    Record `name` in `meta.json` as the newest file of the rank with this directory. The file must
-    already exist.
+    Record in the file `meta.json` of `directory` that `name` is the newest checkpoint file there.
+    The checkpoint file must already exist.
     """
     noted = {"last_epoch": name.epoch, "last_step": name.step, "last_ckpt_file": str(name)}
     put(directory / META, lambda draft: draft.write_text(json.dumps(noted)))
@@ -178,7 +179,7 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
     """
     beside = path.with_name(f".{path.name}.partial")
     new = not path.parent.exists()
-    shutil.rmtree(beside, ignore_errors=True)  # from an attempt that was interrupted
+    shutil.rmtree(beside, ignore_errors=True)  # an interrupted attempt may have left the directory
     beside.mkdir(parents=True)
     try:
         draft = beside / path.name
@@ -197,8 +198,8 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
 
 def damage(path: Path, *, thoroughly: bool = False) -> str:
     """
-    Return, as a sentence, what is wrong with the file. Return an empty string if the file looks
-    complete.
+    Return, as a sentence, what is wrong with the checkpoint file at `path`. Return an empty string
+    if the file looks complete.
 
     With `thoroughly=True`, also read a whole .ckpt file and verify its checksum, if the file has a
     checksum.
@@ -230,7 +231,7 @@ def _of_ckpt(file: BinaryIO) -> str:
     at = 0
     while at < end:
         file.seek(at)
-        head = file.read(11)  # the tag, and the longest varint (ten bytes)
+        head = file.read(11)  # the first byte of a parameter, and a length of at most ten bytes
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
             return f"is not a checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
@@ -243,8 +244,9 @@ def _of_ckpt(file: BinaryIO) -> str:
 
 def _length(encoded: bytes) -> tuple[int, int | None]:
     """
-    Decode a number in protobuf's varint format, with seven bits in each byte. Return the number,
-    and the number of bytes that it takes. If `encoded` ends within the number, return 0 and None.
+    Decode a number in protobuf's varint format, in which each byte has seven bits of the number.
+    Return the number, and how many bytes its encoding takes. If `encoded` ends before the encoding
+    ends, return 0 and None.
     """
     length = 0
     for width, byte in enumerate(encoded, 1):

@@ -18,15 +18,16 @@ from tft.spi import pack, unpack
 from tft_mindspore.memory import Array, Parameter, content, put
 
 RNGS = ("mindspore", "python", "numpy")
-"""The random generators whose state can be captured. MindSpore's generator is always captured.
-Those of Python and numpy are captured if the user names them, which is necessary if training draws
-from them. Each capture copies the whole state of a generator."""
+"""The random generators whose state can be captured. MindSpore's generator is always captured. The
+user must name Python's or numpy's generator if training draws from it; otherwise it is not
+captured. Each capture copies the whole state of a generator."""
 
 INLINE = 224 * 1024
 """
-The most bytes of running statistics that a model may have. They are stored in the rank-local state,
-for which each rank has 256 KiB of shared memory. The rest of this memory is for the random
-generators (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
+The largest number of bytes that the running statistics of a model may have. The statistics are
+stored in the rank-local state, for which each rank has 256 KiB of shared memory. The rest of this
+memory is for the random generators (5 KiB) and the user's data position. The statistics of
+ResNet-50 have 208 KiB.
 """
 
 
@@ -37,8 +38,8 @@ class RankLocalState:
 
     def __init__(
         self,
-        model: Any,  # Any: a Cell of MindSpore, which ships no types
-        data: Any,  # Any: the user's own data object, of any class
+        model: Any,  # Any: a Cell of MindSpore, which gives mypy no types
+        data: Any,  # Any: the user's data object may have any class
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)
@@ -51,9 +52,10 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state as bytes. Pass `closing=True` when an update window
-        closes, because a step is then complete: `rewind` restores the running statistics of that
-        capture.
+        Return the present rank-local state as bytes.
+
+        Pass `closing=True` when an update window closes, because the update of a step is then
+        complete. The method `rewind` restores the running statistics of the last such capture.
         """
         state: dict[str, object] = self._random()
         if self._running:
@@ -70,12 +72,14 @@ class RankLocalState:
         Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
         capture `local_state`.
         """
-        from mindspore import Tensor, set_rng_state  # late: only training processes need MindSpore
+        # imported late, because only training processes need MindSpore
+        from mindspore import Tensor, set_rng_state
 
         state = unpack(local_state)
         if not isinstance(state, dict) or "mindspore" not in state:
             raise MalformedMessage("the rank-local state was not captured by the adaptor mindspore")
-        if self._data is not None:  # before the generators, because loading may draw random numbers
+        # restore the data first and then the generators, because loading may draw random numbers
+        if self._data is not None:
             self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
         if "python" in state:
@@ -132,7 +136,7 @@ class RankLocalState:
         }
 
     def _random(self) -> dict[str, object]:
-        from mindspore import get_rng_state  # late: only training processes need MindSpore
+        from mindspore import get_rng_state  # late, because only training processes need MindSpore
 
         state: dict[str, object] = {"mindspore": get_rng_state().asnumpy().tobytes()}
         if "python" in self._rngs:
@@ -144,8 +148,8 @@ class RankLocalState:
 
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """
-        Return the names of those `parameters` that are running statistics. Each rank has its own
-        values of them.
+        Return the names of those `parameters` that are running statistics. Each rank has other
+        values of these parameters.
         """
         own = {id(each) for each in self._running.values()}
         return [name for name, each in parameters.items() if id(each) in own]
@@ -170,12 +174,13 @@ class RankLocalState:
             self._settled = dict(running)
 
 
-def _running(model: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
+def _running(model: Any) -> dict[str, Parameter]:  # Any: MindSpore gives mypy no types
     """
     Return the running statistics of the model's normalization layers, by name.
 
-    Running statistics change in the forward pass, and differently on each rank. So they belong to
-    the rank-local state. Raises `UsageError` if they have more than `INLINE` bytes.
+    Running statistics change in the forward pass, and differently on each rank. So running
+    statistics belong to the rank-local state. Raises `UsageError` if they have more than `INLINE`
+    bytes.
     """
     found: dict[str, Parameter] = {}
     for _, cell in model.cells_and_names():

@@ -1,6 +1,7 @@
 """
-The command `tft checkpoint recover`. It restores the lost checkpoint file of a rank, and its
-group_info.pb, from a rank that held the same state.
+The command `tft checkpoint recover`. It restores the lost checkpoint file of a rank by a copy from
+a rank that held the same state. It also restores the file group_info.pb of the lost rank, in which
+MindSpore records which ranks held the same state.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ from tft_mindspore.rank_files import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """
-    The newest checkpoint file of one rank. This rank held the same state as the lost rank.
+    The newest checkpoint file of a rank that held the same state as the lost rank.
     """
 
     rank: int
@@ -47,12 +48,13 @@ class _Source:
     @property
     def counted_on(self) -> bool:
         """
-        True if `meta.json` names this file. Then MindSpore Transformers wrote the file.
+        True if the file `meta.json` in the same directory names this checkpoint file. In this case
+        MindSpore Transformers wrote the checkpoint file.
 
-        MindSpore Transformers continues the count of epochs in the next run. So the file with the
-        higher epoch and step is newer, even if the files are of different runs. MindSpore itself
-        counts epochs from 1 in each run, and writes a file for all ranks. So the number of the run
-        must be compared before the epoch.
+        MindSpore Transformers continues the count of epochs in the next run. So of two files, the
+        one with the higher epoch and step is newer, even if they are of different runs. MindSpore
+        itself counts epochs from 1 in each run, and writes a file for each rank. So for its files,
+        the number of the run must be compared before the epoch.
         """
         return read_meta(self.directory) == self.name
 
@@ -62,14 +64,15 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     Copy the newest checkpoint file of a rank that held the same state (a replica) to the place
     where the rank `lost` has its checkpoint file.
 
-    The directory `path` has one directory for each rank. `group_info` is the path of the
-    group_info.pb of the lost rank or of a replica. If it belongs to a replica, the group_info.pb of
-    the lost rank is written too, unless the lost rank has a complete one. With `replace`, the copy
-    is made even if the lost rank has a complete checkpoint file that is as new. Returns 0.
+    The directory `path` has one directory for each rank. `group_info` is the path of the file
+    group_info.pb of the lost rank or of a replica. If that file belongs to a replica, the
+    group_info.pb of the lost rank is written too, unless the lost rank has a complete one. With
+    `replace`, the copy is made even if the lost rank has a complete checkpoint file that is as new.
+    Return 0.
 
     Raises `UsageError` or `CheckpointCorrupt` for files that cannot be used, before anything is
-    changed. Raises `UsageError` if a file cannot be written; files that were written before that
-    remain.
+    changed. Raises `UsageError` if a file cannot be written. Files that were written before the
+    error remain.
     """
     info = _group_info(group_info, lost)
     others = [rank for rank in sorted(info.replicas) if rank != lost]
@@ -102,9 +105,10 @@ def _own_group_info(group_info: Path, lost: int, others: Sequence[int]) -> Path 
     """
     Return the path of the group_info.pb of the lost rank, derived from the path `group_info`.
 
-    A component of the path, such as `rank_4`, names the rank to which the file belongs. If this is
-    a replica, return the path with the lost rank in its place. If several components name a
-    replica, the last one is changed. Return None if no component names a replica.
+    A component of the path, such as `rank_4`, names the rank to which the file belongs. If that
+    rank is a replica (one of `others`), return the path with the lost rank in place of the replica.
+    If several components name a replica, the last one is changed. Return None if no component names
+    a replica.
     """
     forms = "|".join(form.format("") for form in DIRECTORIES)
     named = re.compile(rf"(?<![A-Za-z0-9])({forms})({'|'.join(map(str, others))})(?![A-Za-z0-9])")
@@ -128,8 +132,8 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
     """
     Write the group_info.pb of the lost rank.
 
-    `info` is the content of the group_info.pb of a replica. The written file has the same replicas,
-    and those groups of `info` that contain the lost rank.
+    `own` is the path of the file to write. `info` is the content of the group_info.pb of a replica.
+    The written file has the same replicas, and those groups of `info` that contain the lost rank.
 
     Raises `UsageError` if the file cannot be written.
     """
@@ -142,8 +146,9 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
 
 def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
     """
-    Raise `UsageError` if the rank `lost` is not lost: it has a complete checkpoint file that is as
-    new as that of `source`. `place` is the directory of the rank.
+    Raise `UsageError` if the rank `lost` has not lost its checkpoint: it has a complete file that
+    is at least as new as the file of `source`. `place` is the directory of the rank `lost`, and
+    `name` is the name that a copy of the file of `source` would have there.
     """
     for own in names(place, lost):
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
@@ -178,7 +183,7 @@ def _form(path: Path, lost: int, others: Sequence[int]) -> str:
     """
     Return the pattern of the names of the directories of the ranks `others`, such as `rank_{}`.
 
-    Raises `UsageError` if no pattern matches, or if more than one matches.
+    Raises `UsageError` if no known pattern matches a directory, or if more than one pattern does.
     """
     forms = [
         form for form in DIRECTORIES if any((path / form.format(rank)).is_dir() for rank in others)
@@ -199,11 +204,12 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
     """
-    Return the newest checkpoint file of the ranks `others`. If several files are equally new,
-    return the first complete one, in the order of `others`.
+    Return the newest checkpoint file of the ranks `others`, which held the same state as the rank
+    `lost`. If several files are equally new, return the first complete file, in the order of
+    `others`.
 
-    Raises `UsageError` if no checkpoint exists, and `CheckpointCorrupt` if none of the newest files
-    is complete.
+    Raises `UsageError` if these ranks have no checkpoint file, and `CheckpointCorrupt` if none of
+    the newest files is complete.
     """
     found = []
     for rank in others:

@@ -1,11 +1,11 @@
 """
-The state that several ranks hold alike: the parameters of network and optimizer. Each parameter
+The state that several ranks hold alike: the state of network and optimizer. Each part of this state
 belongs to one shard.
 
-In MindSpore nearly all of this state consists of parameters: weights, moments, the step, the
-learning rate, the powers of the betas. Two parts of the state are plain values instead: settings in
-the optimizer's parameter groups that are not Tensors, and the state of objects with a `state_dict`,
-such as a scheduler.
+In MindSpore nearly all of this state consists of parameters: weights, moments, the step number, the
+learning rate, and the powers of Adam's betas. Two parts of the state are plain values instead:
+settings in the optimizer's parameter groups that are not Tensors, and the state of objects with a
+`state_dict`, such as a scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from tft_mindspore.memory import (
 )
 
 DENSE = "dense"
-"""The name of the shard that all ranks hold. It has all state that the user has not put into a
-shard of some ranks."""
+"""The name of the shard that all ranks hold. This shard has all state that the user has not
+assigned to only some ranks."""
 
 _FORM = 1
 """The version of the format in which a shard is described to the rank that receives it. A
@@ -41,12 +41,14 @@ class Part:
     """
 
     names: Sequence[str]
-    """The names of the parameters in this part, as in `get_parameters`."""
+    """The names of the parameters in this part. MindSpore's method `get_parameters` returns the
+    parameters with these names."""
     ranks: Sequence[int]
     """All ranks that hold this part. This rank is among them."""
 
 
-def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
+# Any: `holder` is a Cell of MindSpore, which gives mypy no types
+def named_parameters(holder: Any) -> dict[str, Parameter]:
     """
     Return the parameters of a network or an optimizer by name.
 
@@ -66,13 +68,13 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     Return the settings in the `param_groups` of an optimizer: first the settings that are Tensors,
     by name, then the plain settings of each group.
 
-    The result is empty for an optimizer without `param_groups`. Only optimizers of mint.optim and
-    mindspore.experimental have them.
+    Both results are empty for an optimizer without `param_groups`. Only optimizers of mint.optim
+    and mindspore.experimental have `param_groups`.
     """
-    from mindspore import Tensor  # late: only training processes need MindSpore
+    from mindspore import Tensor  # imported late, because only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
-    plain: list[dict[str, Any]] = []  # Any: numbers, flags or None
+    plain: list[dict[str, Any]] = []  # Any: the values are numbers, flags or None
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         values = {key: value for key, value in group.items() if key != "params"}
         for key, value in values.items():
@@ -101,13 +103,13 @@ class Shard:
         parameters: Mapping[str, Parameter],
         ranks: tuple[int, ...],
         *,
-        optimizer: Any = None,  # Any: the user's own optimizer, of any class
-        others: Mapping[str, Any] | None = None,  # Any: the user's own objects, of any class
+        optimizer: Any = None,  # Any: the user's optimizer may have any class
+        others: Mapping[str, Any] | None = None,  # Any: the user's objects may have any class
     ) -> None:
         """
-        `parameters` are the parameters in the shard, by name. `ranks` are the ranks that hold the
-        shard; empty means all ranks. `optimizer` and `others` are the objects whose plain values
-        belong to the shard.
+        `name` is the name of the shard. `parameters` are the parameters in the shard, by name.
+        `ranks` are the ranks that hold the shard; empty means all ranks. `optimizer` and `others`
+        are the objects whose plain values (values that are not parameters) belong to the shard.
         """
         self.name = name
         self.ranks = ranks
@@ -129,7 +131,7 @@ class Shard:
             }
         )
 
-    def plain(self) -> dict[str, Any]:  # Any: values of various plain types
+    def plain(self) -> dict[str, Any]:  # Any: the values have various plain types
         """
         Return the values of the shard that are not parameters: the plain settings of the optimizer
         and the state of objects such as a scheduler.
@@ -140,8 +142,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank. The buffers are the
-        parameters' own memory.
+        Return the shard in the form in which it is sent to another rank. The buffers in the result
+        are the memory of the parameters, not copies.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -163,8 +165,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard into use. All buffers that `take` returned have been filled. Raises
-        `OrderRefused` if `take` was not called with the description `meta`.
+        Put the received shard into use. This is called when all buffers that `take` returned have
+        been filled. Raises `OrderRefused` if `take` was not called with the description `meta`.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(
@@ -214,7 +216,7 @@ class Shard:
             )
 
 
-def _read(meta: bytes) -> dict[str, Any]:  # Any: unpacked, checked by the caller
+def _read(meta: bytes) -> dict[str, Any]:  # Any: the caller checks the values
     told = unpack(meta)
     if not isinstance(told, dict) or told.get("form") != _FORM:
         raise MalformedMessage("the description of the shard was not written by the adaptor mindspore")

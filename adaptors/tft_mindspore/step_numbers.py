@@ -1,6 +1,6 @@
 """
-Records the numbers by which a step is judged: the norms of the gradients, before and after they are
-averaged over the ranks.
+Records the numbers by which plugins judge a step: the norms of the gradients, before and after the
+gradients are averaged over the ranks.
 """
 
 import math
@@ -17,7 +17,7 @@ Array = NDArray[Any]  # Any: gradients have several types
 
 class Watch:
     """
-    Records the norms of the gradients of the present step. Used on the training thread only.
+    Records the norms of the gradients of the present step. Only the training thread uses it.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Watch:
 
     def averaged(self, own: Sequence[Array], means: Sequence[Array]) -> None:
         """
-        Record the norm of `own`, the arrays that this rank has passed to an average, and of
-        `means`, the averages. If all averages are integers or booleans, they are not gradients, and
-        nothing is recorded.
+        Record the norm of the arrays in `own`, which this rank has passed to an all-reduce by
+        average, and of the averages in `means`. If all averages are integers or booleans, they are
+        not gradients, and nothing is recorded.
         """
         if self._watching and any(_is_real(each) for each in means):
             self._own.append(math.sqrt(_squares(own)))
@@ -49,8 +49,8 @@ class Watch:
 
     def take(self) -> Numbers:
         """
-        Return the norms of the present step, and begin to record the next step. The norm of the
-        averages is None if nothing was averaged.
+        Return the norms of the present step, and begin to record the next step. In the result,
+        `norm` is the norm of all averages of the step. It is None if nothing was averaged.
         """
         norm = None if self._squares is None else math.sqrt(self._squares)
         numbers = Numbers(norm=norm, own=tuple(self._own))
@@ -59,7 +59,7 @@ class Watch:
 
 
 watch = Watch()
-"""The recorder of this process."""
+"""The object that records the norms in this process."""
 
 
 def _is_real(array: Array) -> bool:

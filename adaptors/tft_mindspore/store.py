@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from tft.errors import AddressTaken, MalformedMessage
 
 _LINE = 64 * 1024
-"""The most bytes in the request of a member, which is one line with the name of a group, a rank,
-the number of members and a port."""
+"""The largest number of bytes in the request of a member. A request is one line with the name of a
+group, a rank, the number of members and a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class Asked:
     rank: int
     world: int
     port: int
-    """The port at which the member listens. Its address is the remote address of its connection to
-    the store."""
+    """The port at which the member listens. The request has no address, because the store takes the
+    remote address of the member's connection."""
 
     @classmethod
     def read(cls, line: bytes) -> "Asked":
@@ -81,10 +81,10 @@ class Store:
 
     async def serve(self, host: str, port: int, opened: Callable[[int], None]) -> None:
         """
-        Accept members at `host` only, until this coroutine is cancelled.
+        Listen at the address `host` only, and serve members until this coroutine is cancelled.
 
-        `opened` is called with the port on which the store listens. Raises `AddressTaken` if the
-        store cannot listen at `host` and `port`.
+        The function `opened` is called with the port on which the store listens. Raises
+        `AddressTaken` if the store cannot listen at `host` and `port`.
         """
         try:
             server = await asyncio.start_server(self._welcome, host, port, limit=_LINE)
@@ -106,7 +106,7 @@ class Store:
             MalformedMessage,
             OSError,
             ValueError,
-        ) as error:  # ValueError: the line is too long
+        ) as error:  # ValueError: `readline` raises it if the line is too long
             with suppress(OSError):
                 writer.write(_line({"refused": str(error)}))
                 await writer.drain()
@@ -141,7 +141,8 @@ class Store:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Serve the rendezvous store at `host` until this process ends.
+    Serve the rendezvous store at `host` and `port` until this process ends. The function `opened`
+    is called with the port on which the store listens.
     """
     asyncio.run(Store().serve(host, port, opened))
 

@@ -1,7 +1,7 @@
 """
 The training state of this process: the model, the optimizer and the other objects that the user
 passes to `session.adopt`. This module checks these objects, captures and restores their state, and
-sends it to other ranks.
+gives tft the state that is sent to other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,13 @@ log = structlog.get_logger()
 def begun() -> str | None:
     """
     Return a text that names the MindSpore feature which has already connected this process to other
-    processes. Return None if MindSpore has not connected it.
+    processes. Return None if MindSpore has not connected this process.
     """
     return "collective communication (mindspore.communication.init)" if GlobalComm.INITED else None
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
+    parts: Mapping[str, Any],  # Any: the user's objects may have any class
     wrap: Callable[[], Any] | None,
 ) -> "Adopted":
     """
@@ -73,8 +73,8 @@ class Adopted:
         *,
         model: Cell,
         optimizer: Cell,
-        others: Mapping[str, Any],  # Any: the user's own objects, of any class
-        data: Any,  # Any: the user's own data object, of any class
+        others: Mapping[str, Any],  # Any: the user's objects may have any class
+        data: Any,  # Any: the user's data object may have any class
         rngs: Sequence[str],
         wrap: Callable[[], Any] | None,
         shards: Mapping[str, Part],
@@ -126,14 +126,15 @@ class Adopted:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` batches.
+        Leave out the next `batches` batches of the data.
         """
         self._local_state.skip(batches)
 
     def clear(self) -> None:
         """
         Drop MindSpore's record of an unfinished forward pass, and undo the changes that this pass
-        has made to the running statistics. Then this rank can send its state to another rank.
+        has made to the running statistics. After that, this rank can send its state to another
+        rank.
         """
         drop_unfinished_backward()
         self._local_state.rewind()
@@ -181,8 +182,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. The content of all buffers that `take` has returned must
-        have arrived.
+        Put the received shard into use. This is called when the content of all buffers that `take`
+        returned has arrived.
         """
         self._shard(shard).taken(meta)
         self._local_state.forget()
@@ -208,8 +209,8 @@ class Adopted:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of the parts of a shard, for comparison with the other holders of the
-        shard. A part that may differ between ranks has an empty digest.
+        Return a digest of each part of a shard, by the name of the part, for comparison with the
+        other holders of the shard. A part that may differ between ranks has an empty digest.
         """
         parameters = self._shard(shard).parameters
         # Do not compare settings such as the learning rate: a script may change them in a step
@@ -274,7 +275,7 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
     return own
 
 
-def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's objects may have any class
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise UsageError(
@@ -309,7 +310,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of
             break
 
 
-def _check_state(name: str, each: Any) -> None:  # Any: the user's own object, of any class
+def _check_state(name: str, each: Any) -> None:  # Any: the user's object may have any class
     if each is None:
         return
     if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
@@ -324,7 +325,7 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's own object, o
 
 
 def _check_parts(
-    shards: Mapping[str, Any],  # Any: user's values, not yet checked
+    shards: Mapping[str, Any],  # Any: the user's values are not checked yet
     elsewhere: Sequence[str],
     everything: Mapping[str, Any],
 ) -> None:

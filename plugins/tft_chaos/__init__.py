@@ -22,8 +22,8 @@ from tft_chaos.spec import Process, Ranks, Spec, parse
 from tft_chaos.striker import open_striker
 
 VARIABLE = "TFT_CHAOS"
-"""The variable that carries the specs to every process of the job: a JSON list of the `--chaos`
-arguments."""
+"""The environment variable that carries the specs, the arguments of `--chaos`, to every process of
+the job as a JSON list."""
 
 
 @hookimpl
@@ -39,7 +39,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of any type
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     texts = list(options["chaos"])
     nodes = options["nnodes"]
     for text in texts:
@@ -73,6 +74,6 @@ def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) ->
     return Ledger(run_dir).moment(kind, rank, seen)
 
 
-@cache  # an agent calls this after every step, always with the same argument
+@cache  # an agent calls this function after every step, always with the same argument
 def _specs(carried: str) -> tuple[Spec, ...]:
     return tuple(parse(text) for text in json.loads(carried))

@@ -1,6 +1,6 @@
 """
 Carries out the actions of chaos (deliberate faults) in the process that gets the fault: kill or
-stop the process, block its thread, raise an exception.
+stop the process, block its training thread, or raise an exception.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ Theirs = Any  # Any: an object of a framework, which this package does not impor
 class ImitatedFault(TrainingFault, RuntimeError):
     """
     The exception that imitates a fault of a device or a connection. It is also a `RuntimeError`,
-    because frameworks raise one for such faults.
+    because frameworks raise a `RuntimeError` for such faults.
     """
 
 
 class ChaosMissed(RuntimeError):
     """
-    Raised when chaos cannot make the fault at the place that the spec names, because the spec does
-    not fit the job.
+    Raised when chaos cannot make the fault at the place that the spec (the argument of `--chaos`)
+    names, because the spec does not fit the job.
     """
 
 

@@ -1,6 +1,6 @@
 """
 Marker files in the run directory, with which each rank tells the other ranks how far it is in a
-step. Chaos needs this to make a fault at the right moment.
+step. Chaos needs these files to make a fault at the right moment.
 """
 
 import json
@@ -25,22 +25,23 @@ class BarrierFiles:
 
     def leave(self) -> None:
         """
-        Remove the files that `enter` and `wait` wrote, because that attempt at the step is over.
+        Remove the files that `enter` and `wait` wrote, because the attempt at the step in which
+        they were written is over.
         """
         for name in ("inside", "waits"):
             (self._directory / f"{name}-rank{self._rank}").unlink(missing_ok=True)
 
     def wait(self, firing: str) -> None:
         """
-        Record that this process has reached the place where the fault `firing` is to be made, and
-        waits there for the other ranks that get the same fault.
+        Record that this process has reached the place where the fault with the name `firing` is to
+        be made, and waits there for the other ranks that get the same fault.
         """
         self._write(f"waits-rank{self._rank}", firing)
 
     def waits(self, rank: int) -> str | None:
         """
-        Return the fault for which the process of `rank` waits, in the form of the argument of
-        `wait`. Return None if the process does not wait.
+        Return the name of the fault for which the process of `rank` waits, as the process has
+        passed it to `wait`. Return None if the process does not wait.
         """
         try:
             return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))
@@ -50,7 +51,7 @@ class BarrierFiles:
     def inside(self, rank: int, step: int) -> int | None:
         """
         Return the pid of the process of `rank` that has called `enter` for this step. Return None
-        if no process has called it.
+        if no process of `rank` has called `enter` for this step.
         """
         try:
             mark = json.loads((self._directory / f"inside-rank{rank}").read_text())

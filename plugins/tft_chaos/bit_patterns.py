@@ -1,6 +1,6 @@
 """
-Computes which elements and bits of a tensor the action `bitflip` changes, and flips them in the
-bytes of the tensor. Nothing else is changed here.
+Computes which elements and bits of a tensor the action `bitflip` changes, and flips these bits in a
+copy of the tensor's bytes. This module does not change the tensor itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,13 @@ _HIGHEST_MANTISSA_BIT = {
     "float8_e4m3fn": 2,
     "float8_e5m2": 1,
 }
-"""By type of the elements: the number of the highest bit of the mantissa, where bit 0 is the least
-significant bit of the element. A flip of this bit changes the value by a quarter or more, and does
-not make it NaN or Inf."""
+"""Maps each type of elements to the number of the highest bit of the mantissa, where bit 0 is the
+least significant bit of the element. A flip of this bit changes a normal value by a quarter or
+more. The new value is not NaN or Inf, except that a float8_e4m3fn of 352 or -352 becomes NaN."""
 
 _NAMED = 6
-"""The highest number of tensor names in an error message. A model may have thousands of tensors."""
+"""The largest number of tensor names that an error message lists. A model may have thousands of
+tensors."""
 
 
 class Memory(Protocol):
@@ -34,23 +35,23 @@ class Memory(Protocol):
     dtype: str
     """The type of the elements, such as `float32`."""
     itemsize: int
-    """Bytes of an element."""
+    """The size of an element in bytes."""
     size: int
     """The number of elements."""
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
 
     def read(self) -> bytes:
         """
-        Return the content, little-endian.
+        Return the content of the tensor as bytes, in which each element is little-endian.
         """
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content.
+        Replace the content of the tensor by these bytes.
         """
 
 
@@ -61,18 +62,18 @@ class Pattern:
     """
 
     first: int
-    """The lowest element that is changed."""
+    """The index of the first element that is changed."""
     period: int | None
     """The distance between two successive changed elements. None if only one element is changed."""
     number: int
     """How many elements are changed."""
     bits: tuple[int, ...]
-    """The numbers of the bits, counted from 0, the least significant bit."""
+    """The numbers of the bits that flip in each element. Bit 0 is the least significant bit."""
 
 
 def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
     """
-    Return the elements and bits that `action` flips in this tensor.
+    Return the elements and bits that `action` flips in the tensor with the memory `memory`.
 
     Raises `ChaosMissed` if the tensor does not have the element or the bit of `action`, or if the
     period is so long that fewer than two elements would be changed.
@@ -128,7 +129,7 @@ def flipped(content: bytes, itemsize: int, pattern: Pattern) -> bytes:
     element = sum(1 << bit for bit in pattern.bits).to_bytes(itemsize, "little")
     distance = (pattern.period or 1) * itemsize
     mask = bytes(pattern.first * itemsize) + element.ljust(distance, b"\0") * pattern.number
-    # XOR of two long integers is far faster than a loop over the elements
+    # an XOR of two long integers is far faster than a loop over the elements
     both = int.from_bytes(content, "little") ^ int.from_bytes(mask[: len(content)], "little")
     return both.to_bytes(len(content), "little")
 
@@ -140,12 +141,12 @@ def choose(
     action: Bitflip, names: Sequence[str], held: Mapping[str, T], kind: str
 ) -> tuple[str, T]:
     """
-    Return the name of the tensor that `action` changes, and its entry in `held`.
+    Return the name of the tensor that `action` changes, and the entry of this tensor in `held`.
 
-    `names` are the names of the model's tensors, in the order by which a number in `tensor=I`
-    counts. `held` has an entry for each tensor that this rank can change. If the spec has no
-    `tensor`, the first entry is chosen. `kind` says what `held` contains, for error messages.
-    Raises `ChaosMissed` if there is no such tensor.
+    `names` are the names of the model's tensors. If the spec has `tensor=I` with a number I, I is
+    an index in `names`. `held` has an entry for each tensor that this rank can change. If the spec
+    has no `tensor`, the first entry is chosen. `kind` says what `held` contains, for error
+    messages. Raises `ChaosMissed` if `held` has no such tensor.
     """
     name = action.tensor
     if isinstance(name, int):

@@ -1,9 +1,9 @@
 """
-Finds the tensor that `bitflip` changes, and changes it: a part of the training state between two
-steps, or a gradient during the backward pass.
+Finds the tensor that the action `bitflip` changes, and changes this tensor. It is a part of the
+training state between two steps, or a gradient during the backward pass.
 
-The functions expect objects of torch, but torch is not imported: only methods of the objects are
-called. `mindspore_hooks.py` handles the objects of MindSpore.
+The functions expect objects of torch, but do not import torch: they only call methods of the
+objects. For objects of MindSpore they call `mindspore_hooks.py`.
 """
 
 import ctypes
@@ -34,10 +34,11 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
     Arrange that bits of a gradient are flipped when this rank's backward pass computes it. At that
     moment the gradient is not yet accumulated, nor reduced with the gradients of other ranks.
 
-    This uses the hook of the parameter itself (`register_hook`). The wrapper's hooks, which start
-    the reduction, are called later. A wrapper such as FSDP trains other tensors than the model's
-    parameters. Then the hook is not called, and `missed_gradient` reports that. Raises
-    `ChaosMissed` if the model does not have the parameter that `action` names.
+    The change is made in a hook of the parameter itself (`register_hook`). A wrapper of the model,
+    such as DistributedDataParallel, starts the reduction in other hooks, which are called later. A
+    wrapper such as FSDP trains other tensors than the model's parameters. In this case the hook of
+    the parameter is not called, and `missed_gradient` reports this. Raises `ChaosMissed` if the
+    model does not have the parameter that `action` names.
     """
     session = blow.session
     cell = cells.is_cell(model)
@@ -65,8 +66,8 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
 
 def missed_gradient(blow: Blow, step: int) -> None:
     """
-    Raise `ChaosMissed` if the gradient should have been changed in `step` and was not. Call this
-    when the update of `step` is done.
+    Raise `ChaosMissed` if bits of a gradient should have been flipped in `step` and were not. Call
+    this function when the update of `step` is done.
     """
     if blow.due(step):
         raise ChaosMissed(
@@ -111,7 +112,7 @@ class TensorMemory:
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
         # torch has no `abs` for element types of one byte, such as float8
         values = self._own.float() if self.itemsize == 1 else self._own
@@ -119,14 +120,14 @@ class TensorMemory:
 
     def read(self) -> bytes:
         """
-        Return the content, in row-major order.
+        Return the content of the tensor as bytes, in row-major order.
         """
         copy = self._host_copy()
         return ctypes.string_at(copy.data_ptr(), self.size * self.itemsize)
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place, whatever the strides of the tensor are.
+        Replace the content of the tensor in place. The tensor may have any strides.
         """
         copy = self._host_copy()
         ctypes.memmove(copy.data_ptr(), content, len(content))
@@ -140,8 +141,9 @@ def _state_of(
     part: str, model: Theirs, optimizer: Theirs
 ) -> tuple[list[str], Mapping[str, Theirs]]:
     """
-    Return the names of all trained parameters of the model, and, by these names, the tensors of the
-    state `part` that this rank has. Tensors without elements are left out.
+    Return the names of all trained parameters of the model, and a mapping from these names to the
+    tensors that this rank has for the part `part` of the state. Tensors without elements are left
+    out of the mapping.
 
     If `part` is `buffer`, the names and the tensors are those of the model's buffers.
     """
@@ -164,11 +166,11 @@ def _trained(model: Theirs) -> dict[str, Theirs]:
 
 def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
     """
-    Return the 32-bit master weight of a parameter, or this rank's share of it. Return None if this
-    rank has none.
+    Return the 32-bit master weight of a parameter, or this rank's share of the master weight.
+    Return None if this rank has neither.
 
-    A `tft_pytorch.ReplicaOptimizer` has a method that returns it. Megatron's optimizers store it in
-    the attribute `main_param` of the parameter.
+    A `tft_pytorch.ReplicaOptimizer` has a method that returns the master weight. Megatron's
+    optimizers store the master weight in the attribute `main_param` of the parameter.
     """
     if hasattr(optimizer, "master"):
         return optimizer.master(parameter)
@@ -177,8 +179,8 @@ def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
 
 def _kept(optimizer: Theirs, parameter: Theirs) -> Mapping[str, Theirs]:
     """
-    Return the state that the optimizer keeps for a parameter on this rank. It is empty if the
-    optimizer keeps no state for the parameter.
+    Return the state that the optimizer keeps for a parameter on this rank. The result is empty if
+    the optimizer keeps no state for the parameter.
 
     The key of this state in the optimizer is the master weight, the parameter, or a view of a share
     of the parameter. Megatron's distributed optimizer uses such views for 32-bit parameters.

@@ -1,10 +1,11 @@
 """
-The phase `collective` of a fault: every other rank (peer) is inside a collective that the victim,
-the rank that gets the fault, has not entered.
+Makes sure that a fault of the phase `collective` comes at the right moment: when every other rank
+(peer) is inside a collective that the victim, the rank that gets the fault, has not entered.
 
-A peer writes a marker file at its last gradient, starts its last collective, and sleeps until all
-ranks have entered that collective. The victim waits at its first gradient, before it enters a
-collective. It makes the fault when all peers have written their files and sleep.
+When a peer has computed its last gradient, it writes a marker file and starts its last collective.
+There it sleeps until all ranks have entered that collective. The victim waits when it has computed
+its first gradient, before it enters a collective. It makes the fault when all peers have written
+their marker files and sleep.
 """
 
 import threading
@@ -29,12 +30,12 @@ PAUSE = 0.005
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
     """
-    Wait until all peers sleep inside their last collective of `step`. Return the evidence that they
-    do, for the record of the fault.
+    Wait until all peers sleep inside their last collective of `step`. Return evidence that all
+    peers sleep there, for the record of the fault.
 
     Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
-    pause = threading.Event()  # never set: its `wait` lets other threads run
+    pause = threading.Event()  # nobody sets this event: its `wait` only lets other threads run
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:
@@ -48,7 +49,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
-            glances = [glance]  # all peers sleep, but one has run since the last check: start again
+            glances = [glance]  # all peers sleep, but one has run since the last check: count anew
         else:
             glances.append(glance)
         pause.wait(PAUSE)

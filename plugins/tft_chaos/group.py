@@ -16,14 +16,14 @@ PATIENCE = 30.0
 the slowest model in the tests."""
 
 PAUSE = 0.001
-"""Seconds between two checks for the other victims. The times of the first and the last fault
-differ by at most this."""
+"""Seconds between two checks for the other victims. The first and the last victim make the fault
+within about this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
     """
-    One of the ranks at which a spec is aimed.
+    One of the ranks at which a spec (an argument of `--chaos`) is aimed.
     """
 
     index: int
@@ -35,23 +35,25 @@ class Victim:
     @property
     def name(self) -> str:
         """
-        The name under which the ledger records the faults that the spec makes on this rank.
+        The name under which the ledger, the record of all faults made by chaos, records the faults
+        that the spec makes on this rank.
         """
         return str(self.index) if len(self.ranks) == 1 else f"{self.index}.rank{self.rank}"
 
     def await_others(self, time_number: int, ledger: Ledger, marks: BarrierFiles) -> None:
         """
-        Wait until every other victim waits for the same fault, or has already got it.
+        Wait until every other victim waits for the same fault, or has already got this fault.
 
-        `time_number` says which of the faults of the spec this is, counted from 1. Return at once
-        if the spec has only one victim. Raises `ChaosMissed` after `PATIENCE` seconds.
+        `time_number` is the number of this fault among the faults that the spec makes, counted from
+        1. Return at once if the spec has only one victim. Raises `ChaosMissed` after `PATIENCE`
+        seconds.
         """
         others = [Victim(self.index, self.ranks, r) for r in self.ranks if r != self.rank]
         if not others:
             return
         firing = f"{self.index}-{time_number}"
         marks.wait(firing)
-        pause = threading.Event()  # never set: its `wait` lets other threads run
+        pause = threading.Event()  # nobody sets this event: its `wait` only lets other threads run
         deadline = time.monotonic() + PATIENCE
         while missing := [
             each.rank

@@ -1,11 +1,12 @@
 """
 The places in a step where chaos makes a fault.
 
-Each function `watch_…` hooks into the objects that the user has passed to tft, so that the fault
-happens in the phase of the spec. It also records evidence that the process was in that phase.
+Each function `watch_…` installs hooks in the objects that the user has passed to tft, so that the
+fault happens in the phase that the spec (the argument of `--chaos`) names. The hooks also record
+evidence that the process was in that phase.
 
-The functions expect objects of torch, but torch is not imported: only methods of the objects are
-called. `mindspore_hooks.py` handles the objects of MindSpore.
+The functions expect objects of torch, but do not import torch: they only call methods of the
+objects. For objects of MindSpore they call `mindspore_hooks.py`.
 """
 
 import time
@@ -24,8 +25,8 @@ from tft_chaos.spec import Hang, Kill, Raise, Slow, Spec, Stop
 
 class Blow:
     """
-    Carries out one spec of chaos in the process of the rank at which the spec is aimed: decides
-    when the fault is due, and makes the fault.
+    Carries out one spec (an argument of `--chaos`) in the process of a rank at which the spec is
+    aimed. Decides when the fault is due, and makes the fault.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Blow:
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Record that the spec makes its next fault. Return True if the fault must be made now. Return
-        False if this fault is recorded already, by an earlier process or run.
+        Record that the spec makes its next fault. Return True if the caller must make the fault
+        now. Return False if an earlier process or run has recorded this fault already.
 
-        If the spec is aimed at several ranks, wait until all of them have reached this place.
-        Raises `ChaosMissed` if one of them does not reach it in time.
+        If the spec is aimed at several ranks, first wait until all of them have reached the place
+        of the fault. Raises `ChaosMissed` if one of these ranks does not reach it in time.
         """
         self._fired += 1
         self.victim.await_others(self._fired, self._ledger, self._marks)
@@ -79,8 +80,8 @@ class Blow:
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
-        Record that the spec makes its next fault, and make the fault. Make no fault if it is
-        recorded already, by an earlier process or run.
+        Record that the spec makes its next fault, and make the fault. Make no fault if an earlier
+        process or run has recorded this fault already.
 
         Return only if the process continues after the fault.
         """
@@ -93,8 +94,8 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
     Arrange that the fault is made inside a forward pass of the model, when the first submodule has
     been computed.
 
-    In the phase `forward` this is the forward pass of a training step. In the phase `evaluation` it
-    is a forward pass in the evaluation after a step.
+    If the phase of the spec is `forward`, this is a forward pass of a training step. If the phase
+    is `evaluation`, it is a forward pass in the evaluation after a step.
     """
     inside, session = False, blow.session
     evaluates = blow.spec.phase == "evaluation"
@@ -142,7 +143,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # a busy loop: like slow code, and unlike `sleep`, it uses the processor
+            pass  # a busy loop and not `sleep`, because slow code uses the processor too
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -153,10 +154,11 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Arrange that `seen(number, of)` is called whenever a gradient is computed in a backward pass.
+    Arrange that the function `seen` is called as `seen(number, of)` whenever a gradient is computed
+    in a backward pass.
 
-    `number` counts the gradients from 1 in the order in which they are computed. `of` is the number
-    of trained parameters.
+    `number` counts the gradients of the pass from 1, in the order in which they are computed. `of`
+    is the number of trained parameters.
     """
     number = of = 0
 
@@ -182,7 +184,7 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
     Arrange that the fault is made when the second gradient of a backward pass is computed. If the
-    model has only one parameter, the fault is made at its gradient.
+    model has only one trained parameter, the fault is made when its gradient is computed.
     """
 
     def seen(number: int, of: int) -> None:
@@ -194,10 +196,10 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Arrange that this rank waits at its first gradient until all ranks that get no fault are inside
-    their last collective of the step, and that the fault is made then.
+    Arrange that this rank waits when it has computed its first gradient, until all ranks that get
+    no fault are inside their last collective of the step. The fault is made then.
 
-    At that time this rank has not started a collective of this step.
+    At that time this rank has not started a collective of the step.
     """
     others = [rank for rank in range(blow.session.world) if rank not in blow.victim.ranks]
 
@@ -214,7 +216,8 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Arrange that, in the steps of `specs`, this rank writes a marker file at its last gradient.
+    Arrange that, in the steps of `specs`, this rank writes a marker file when it has computed its
+    last gradient.
 
     `specs` are specs of phase `collective` that are aimed at other ranks. Those ranks wait for the
     marker files before they make their fault.
@@ -233,10 +236,10 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
     Arrange that the fault is made inside the optimizer's step, when some parameters are changed and
     other parameters are not.
 
-    A sharded optimizer, such as torch's ZeroRedundancyOptimizer, has the optimizer of this rank's
-    share in its attribute `optim`. Then the fault is made when that optimizer has changed a part of
-    its parameters. `optimizer.step` raises `ChaosMissed` if the optimizer changes all parameters at
-    once.
+    A sharded optimizer, such as torch's ZeroRedundancyOptimizer, has another optimizer for this
+    rank's share in its attribute `optim`. In this case the fault is made when the optimizer in
+    `optim` has changed only some of its parameters. `optimizer.step` raises `ChaosMissed` if all
+    parameters are changed at once.
     """
     if cells.is_cell(optimizer):
 
@@ -282,7 +285,7 @@ def own_part(parameter: Theirs) -> Theirs:
     Return this rank's part of a parameter: the local tensor of a distributed parameter, or else the
     whole parameter.
 
-    To read a whole distributed parameter would need a collective with the other ranks.
+    Reading a whole distributed parameter would need a collective with the other ranks.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -292,7 +295,8 @@ class _Groups(list[dict[str, Theirs]]):
     """
     A list of parameter groups that calls `on_the_way` whenever the optimizer has finished a group.
 
-    If only one group has parameters, that group is split into two.
+    If only one group has parameters, that group is split into two, so that there is a moment when
+    some parameters are changed and others are not.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:

@@ -1,11 +1,12 @@
 """
 The places in a step where chaos makes a fault, for models and optimizers (Cells) of MindSpore.
 
-MindSpore is not imported: only methods of the Cells are called.
+The functions do not import MindSpore: they only call methods of the Cells.
 
-MindSpore compiles its optimizers, so a call changes all parameters at once and cannot be
-interrupted. So chaos imitates a partial update: it lets the call complete, and then gives half of
-the parameters their earlier values back. The result is the same as after an interrupted call.
+MindSpore compiles its optimizers, so a call of an optimizer changes all parameters at once and
+cannot be interrupted. So chaos imitates a partial update: it lets the call complete, and then gives
+half of the parameters their earlier values back. The state is then like that after an interrupted
+call.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,14 @@ _KEPT = {
     "exp_avg": ("exp_avg.", "moment1.", "adam_m.", "moments."),
     "exp_avg_sq": ("exp_avg_sq.", "moment2.", "adam_v."),
 }
-"""By name of the state in a spec: the prefixes that MindSpore's optimizers use for it. The name of
-an optimizer state is such a prefix and the name of the parameter."""
+"""Maps the name that a spec uses for a part of the optimizer state to the prefixes that MindSpore's
+optimizers use for this part. In MindSpore the name of such a state is a prefix followed by the name
+of the parameter."""
 
 
 def is_cell(model: Theirs) -> bool:
     """
-    Return whether an object is a Cell of MindSpore.
+    Return whether `model`, which may also be an optimizer, is a Cell of MindSpore.
     """
     return hasattr(model, "cells_and_names")
 
@@ -37,8 +39,8 @@ def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., 
 
 def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -> None:
     """
-    Install `computed(name)` as a hook of each Cell in the model. MindSpore calls the hook each time
-    that the Cell has been computed.
+    Install a hook in each Cell of the model: the function that `computed(name)` returns for the
+    name of the Cell. MindSpore calls this hook each time that the Cell has been computed.
     """
     for name, cell in model.cells_and_names():
         cell.register_forward_hook(computed(name))
@@ -47,9 +49,9 @@ def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -
 def watch_gradients(model: Theirs, begin: Callable[..., None], came: Callable[..., None]) -> int:
     """
     Arrange that `begin` is called when a forward pass begins, and `came` whenever a gradient is
-    computed in its backward pass.
+    computed in a backward pass.
 
-    Return the number of gradients in a backward pass.
+    Return the number of gradients that a backward pass computes.
     """
     model.register_forward_pre_hook(begin)
     parameters = list(model.trainable_params())
@@ -62,12 +64,12 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    Arrange that half of the optimizer's parameters get their earlier values back after a step, and
-    that `halfway(changed, of)` is called then. `changed` is the number of parameters that still
-    have new values, and `of` the number of all parameters.
+    Arrange that half of the optimizer's parameters get their earlier values back after an update,
+    and that `halfway(changed, of)` is called then. `changed` is the number of parameters that have
+    new values, and `of` the number of all parameters.
 
-    This is done only in steps for which `due()` is True. The call of the optimizer raises
-    `ChaosMissed` if there are fewer than two parameters.
+    This is done only in steps for which `due()` is True. In these steps the call of the optimizer
+    raises `ChaosMissed` if it has fewer than two parameters.
     """
     before: list[Theirs] = []
 
@@ -97,8 +99,8 @@ def watch_halfway(
 
 def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], dict[str, Theirs]]:
     """
-    Return the names of all trained parameters, and, by these names, the tensors of the state `part`
-    that this rank has.
+    Return the names of all trained parameters, and a mapping from these names to the tensors that
+    this rank has for the part `part` of the state.
 
     If `part` is `buffer`, the names and the tensors are those of the parameters that are not
     trained, such as the moving averages of BatchNorm. Raises `ChaosMissed` if `part` is `master`,
@@ -136,19 +138,19 @@ class ArrayMemory:
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
         return int(abs(self._array).argmax())
 
     def read(self) -> bytes:
         """
-        Return the content, in row-major order.
+        Return the content of the tensor as bytes, in row-major order.
         """
         content: bytes = self._array.tobytes()
         return content
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place.
+        Replace the content of the tensor in place.
         """
         self._array.reshape(-1).view("uint8").data[:] = content

@@ -1,6 +1,6 @@
 """
-Makes faults in tft's own processes, such as the broker, which have no rank. The agent of the node
-on which such a process runs sends the signals.
+Makes faults in tft's own processes that have no rank, such as the broker. The agent of the node on
+which such a process runs sends the signals.
 """
 
 import os
@@ -16,10 +16,11 @@ from tft_chaos.spec import Process, Spec, Stop
 
 def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int) -> None:
     """
-    Carry out the specs that are aimed at processes of tft on this node and are due when `step` is
-    complete: send SIGKILL or SIGSTOP.
+    Send SIGKILL or SIGSTOP to processes of tft on this node, as `specs` (the arguments of
+    `--chaos`) ask. Call this function when `step` is complete. It carries out the specs that are
+    due at this step.
 
-    A process that does not run at that time gets its signal at a later step.
+    A process that does not run at that time gets its signal after a later step.
     """
     ledger = Ledger(run_dir)
     for index, spec in enumerate(specs):
@@ -50,7 +51,7 @@ def _living(path: Path) -> int | None:
     """
     try:
         pid = int(path.read_text())
-    except (FileNotFoundError, ValueError):  # no file yet, or it is being written
+    except (FileNotFoundError, ValueError):  # there is no file yet, or it is not fully written yet
         return None
     thread = main_thread(pid)
     return pid if thread is not None and thread.state != "Z" else None

@@ -16,8 +16,8 @@ class MainThread:
     """The state of the thread as one letter: `R` runs or can run, `S` sleeps, `T` is stopped, `Z`
     has ended and is not reaped yet."""
     switches: int
-    """The number of times that the thread has left a processor. While this number does not change,
-    the thread does not run."""
+    """The number of times that the thread has stopped running on a processor. If two readings of
+    this number are equal and the thread sleeps in both, it has not run between them."""
 
 
 def main_thread(pid: int) -> MainThread | None:

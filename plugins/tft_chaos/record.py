@@ -1,9 +1,10 @@
 """
-The record of the faults that chaos has made: one file for each fault (each firing of a spec),
-written before the fault is made.
+The record of the faults that chaos has made. It has one file for each fault, which is written
+before the fault is made. The making of one fault is called a firing of its spec (the argument of
+`--chaos`).
 
 The files stay when a process of the job ends. So no fault is made a second time: neither by the
-process that replaces the killed one, nor after `--resume`.
+process that replaces a killed process, nor after `--resume`.
 """
 
 import json
@@ -19,13 +20,13 @@ from tft_chaos.spec import Action, Bitflip, Hang, Kill, Process, Raise, Slow, St
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
     """
-    One firing of a spec, that is, one fault that the spec made.
+    One firing of a spec (an argument of `--chaos`), that is, one fault that the spec has made.
     """
 
     spec: str
     """The text of the spec as given on the command line."""
     at: float
-    """The time of CLOCK_MONOTONIC in seconds, just before the fault."""
+    """The time just before the fault, in seconds of CLOCK_MONOTONIC."""
     rank: int | None
     """The rank that gets the fault. None if a process of tft gets the fault."""
     incarnation: int | None
@@ -41,8 +42,9 @@ class Ledger:
     The firings of a run, in the files `chaos/NAME-TIME.json` of its run directory.
 
     NAME is the number of the spec on the command line, counted from 0. If the spec is aimed at
-    several ranks, each of them has a file, and NAME ends with the rank, as in `0.rank2`. TIME is
-    the number of the firing of that spec, counted from 1.
+    several ranks, each of these ranks has files of its own, and NAME ends with the rank, as in
+    `0.rank2`. TIME is the number of the firing among the firings with the same NAME, counted from
+    1.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -50,20 +52,21 @@ class Ledger:
 
     def fired(self, name: str) -> int:
         """
-        Return how many times the spec with this name has fired.
+        Return how many firings with the name `name` are recorded.
         """
         return len(list(self.directory.glob(f"{name}-*.json")))
 
     def enter(self, name: str, time: int, firing: Firing) -> bool:
         """
-        Write a firing to its file. Return False if the file exists already: the fault must not be
-        made again.
+        Write a firing to its file, and return True. Return False if the file exists already, which
+        means that the fault must not be made again.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{name}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            os.link(draft, self.directory / f"{name}-{time}.json")  # atomic; fails if it exists
+            # `link` is atomic, and fails if the file exists
+            os.link(draft, self.directory / f"{name}-{time}.json")
         except FileExistsError:
             return False
         finally:
@@ -82,8 +85,8 @@ class Ledger:
         Return the time at which chaos made the fault that tft has detected. Return None if chaos
         has not made such a fault.
 
-        tft first detected the fault at the time `seen`, with the kind `kind`, on `rank`. Both times
-        are in seconds of CLOCK_MONOTONIC.
+        `kind` and `rank` are the kind and the rank of the fault as tft has detected it. `seen` is
+        the time at which tft first detected it. Both times are in seconds of CLOCK_MONOTONIC.
         """
         return max(
             (

@@ -56,25 +56,26 @@ class Raise:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitflip:
     """
-    Flip bits of one tensor of the rank, without reporting it.
+    The action `bitflip`: flip bits of one tensor of the rank, and raise no error.
     """
 
     part: Part
     """Which tensor of a parameter is changed: the parameter itself, its gradient, its master weight
-    or a part of its optimizer state. `buffer`: a buffer of the model is changed."""
+    or a part of its optimizer state. The value `buffer` means a buffer of the model instead."""
     tensor: int | str | None = None
-    """The number or the name of the parameter or buffer. None: the first one that the rank has."""
+    """The number or the name of the parameter or buffer. None means the first one that the rank
+    has."""
     element: int | None = None
-    """The index of the element, in row-major order. None: the element with the largest absolute
-    value."""
+    """The index of the element to change, in row-major order. None means the element with the
+    largest absolute value."""
     bit: int | None = None
-    """The highest bit that flips, where 0 is the least significant bit. None: the highest bit of
-    the mantissa."""
+    """The number of the highest bit that flips, where bit 0 is the least significant bit. None
+    means the highest bit of the mantissa."""
     bits: int = 1
-    """How many bits of the element flip: `bit` and those below it."""
+    """How many bits of the element flip: the bit `bit` and the bits directly below it."""
     period: int | None = None
-    """The distance between elements whose bits flip; the same bits flip in each of them. None: the
-    bits of one element flip."""
+    """The distance between two successive elements whose bits flip. The same bits flip in each of
+    these elements. None means that only the bits of one element flip."""
     period_in_bytes: bool = False
     """True if `period` is in bytes, not in elements."""
 
@@ -85,7 +86,7 @@ class Slow:
     The action `slow`: make every forward pass slower, from the step of the spec on."""
 
     factor: float
-    """How many times as long a forward pass takes."""
+    """The factor by which a forward pass takes longer."""
 
 
 Action = Kill | Stop | Hang | Raise | Bitflip | Slow
@@ -132,13 +133,14 @@ class Spec:
     """The place in the step at which the fault is made. It has no meaning for a `Process`."""
     count: int
     """The number of faults that the spec makes: one in each step from `step` on. In phase `repair`,
-    one before each such order."""
+    it makes one before each order of the kind `order`."""
     order: OrderName
-    """For phase `repair`: the order of the controller before which the fault is made."""
+    """The kind of order of the controller before which a fault of phase `repair` is made. It has no
+    meaning in other phases."""
 
 
 _BITS = 64
-"""The number of bits in the largest type of element that a tensor can have."""
+"""The number of bits of an element of the largest type that a tensor can have."""
 
 T = TypeVar("T")
 
@@ -152,8 +154,8 @@ _ORDERS: Mapping[str, OrderName] = {
     "stop": "stop", "load": "load", "fetch": "fetch", "restore": "restore", "regroup": "regroup",
     "reload": "reload", "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
 }  # fmt: skip
-"""The orders before which a fault of phase `repair` can be made: those that a training thread
-carries out. A spec acts on the training thread, which has no part in other orders."""
+"""The orders before which a fault of phase `repair` can be made. These are the orders that a
+training thread carries out, because chaos makes its faults on the training thread."""
 
 
 def parse(text: str) -> Spec:
@@ -282,8 +284,8 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
 
 class _Keys:
     """
-    The `key=value` pairs of one spec. Each method returns the value of a key and removes the pair,
-    so that `end` finds the pairs that no method has asked for.
+    The `key=value` pairs of one spec. Each method that returns the value of a key removes the pair,
+    so that the method `end` finds the pairs that no other method has asked for.
     """
 
     def __init__(self, text: str, pairs: Sequence[str]) -> None:
@@ -300,8 +302,9 @@ class _Keys:
 
     def choice(self, key: str, allowed: Mapping[str, T], default: T | None = None) -> T:
         """
-        Return the value of `key`, which must be one of the allowed values. Without a default the
-        key must be given.
+        Return the object that `allowed` has for the value of `key`. Return `default` if the key is
+        not given. Raises `UsageError` if `allowed` does not contain the value, or if the key is not
+        given and there is no default.
         """
         value = self._take(key)
         if value is None and default is not None:
@@ -339,9 +342,9 @@ class _Keys:
 
     def period(self, key: str) -> tuple[int | None, bool]:
         """
-        Return the value of `key`, which must be a distance, and whether it is in bytes. `32` is a
-        distance in elements, and `128B` one in bytes. Return None and False if the key is not
-        given.
+        Return the value of `key`, which must be a distance, and whether the distance is in bytes.
+        `32` is a distance in elements, and `128B` is a distance in bytes. Return None and False if
+        the key is not given.
         """
         value = self._take(key)
         if value is None:
@@ -373,7 +376,7 @@ class _Keys:
 
     def refuse(self, why: str) -> NoReturn:
         """
-        Raise `UsageError`, because the spec cannot be carried out.
+        Raise `UsageError` with the reason `why`, because the spec cannot be carried out.
         """
         raise UsageError(f"--chaos {self._text}: {why}")
 

@@ -1,6 +1,6 @@
 """
 Carries out chaos in the process of one rank: installs hooks in the user's objects, and makes faults
-when the session calls the methods of an observer (`tft_on_…`).
+when the session calls the hooks for observers of the training (`tft_on_…`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,10 @@ from tft_chaos.spec import Bitflip, Ranks, Slow, Spec
 
 def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None":
     """
-    Return the object that carries out the specs in this process.
+    Return the object that carries out the specs (the arguments of `--chaos`) in this process.
 
-    Return None if no spec concerns this process, or if all such specs have made all their faults.
+    Return None if no spec concerns this process, or if all specs that concern it have made all
+    their faults.
     """
     ledger = Ledger(session.run_dir)
     marks = BarrierFiles(session.run_dir, session.rank)
@@ -64,8 +65,8 @@ class Striker:
         marks: BarrierFiles,
     ) -> None:
         """
-        `blows` carry out the specs that are aimed at this rank. `joining` are specs that are aimed
-        at other ranks, which wait for marker files of this rank before they make their fault.
+        `blows` are the objects that carry out the specs aimed at this rank. `joining` are specs
+        aimed at other ranks for which this rank must write marker files.
         """
         self._session = session
         self._blows = blows
@@ -80,7 +81,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install hooks in the user's model and optimizer, which make faults during a step.
+        Install hooks that make faults during a step in the user's model and optimizer.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         self._model = model
@@ -113,10 +114,11 @@ class Striker:
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Make the faults of phase `between`: the update window of `step` has closed.
+        Make the faults of phase `between`, because the update window of `step` has closed.
 
-        Also check that bits of a gradient were flipped in this step if a spec asks for that. Raises
-        `ChaosMissed` if bits could not be flipped, after all other faults are made.
+        If a spec asks for flipped bits of a gradient in this step, also check that they were
+        flipped. If bits could not be flipped, make all other faults first, and then raise
+        `ChaosMissed`.
         """
         _each(self._blows, lambda blow: self._between(blow, step))
 
@@ -133,8 +135,8 @@ class Striker:
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Make the faults of phase `tail`: the loop has done all work of the step, but the step has
-        not ended yet.
+        Make the faults of phase `tail`, because the training loop has done all work of the step,
+        but the step has not ended yet.
         """
         for blow in self._blows:
             if blow.spec.phase == "tail" and blow.due(step):
@@ -151,8 +153,8 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # Use the highest step that any rank has recorded for this incident. A replacement process
-        # has no state yet, and so does not know its own step.
+        # Compare the step of the spec with the highest step that any rank has recorded for this
+        # incident. A replacement process has no state yet, and so does not know its own step.
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent
@@ -162,9 +164,10 @@ class Striker:
 
 def _each(blows: Sequence[Blow], strike: Callable[[Blow], None]) -> None:
     """
-    Call `strike` for each spec, even if one of them cannot be carried out.
+    Call `strike` for each of `blows`, each of which carries out one spec. Continue if a spec cannot
+    be carried out.
 
-    Raises `ChaosMissed` at the end, with all reasons.
+    If some specs could not be carried out, raise `ChaosMissed` at the end, with all reasons.
     """
     missed: list[str] = []
     for blow in blows:

@@ -17,16 +17,19 @@ from tft.spi import SessionView, hookimpl
 from tft_integrity.digester import Digester
 
 VARIABLE = "TFT_INTEGRITY"
-"""The variable that carries N to every process of the job."""
+"""The environment variable that carries N, the number given to `--integrity`, to every process of
+the job."""
 DEFAULT = 50
-"""The N that `--integrity` stands for if no number is given."""
+"""The value of N if `--integrity` is given without a number."""
 ON_THE_WAY = 2
-"""The least number of steps for which digests may be under way to the controller. A shard has so
-many slices fewer than N, so that the controller knows of a difference within N steps. If steps are
-much shorter than the time between two beats of an agent, it may know some steps later."""
+"""The smallest number of steps that are reserved for the way of the digests to the controller. The
+number of slices of a shard is N minus the reserved steps, so that the controller knows of a
+difference within N steps. If steps are much shorter than the time between two beats of an agent,
+the controller may know some steps later."""
 SHARE = 8
-"""If N is more than 16, one step in this many is for the way to the controller: a beat then brings
-the digests of several short steps."""
+"""If N is large, N divided by this number is the number of steps that are reserved for the way of
+the digests to the controller. More steps are reserved then, because one beat brings the digests of
+several short steps."""
 
 
 @hookimpl
@@ -45,7 +48,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of all options
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     steps, backups = options["integrity"], options.get("backup_every", 0)
     if steps is None:
         return {}
@@ -65,6 +69,7 @@ def tft_opened(session: SessionView) -> object | None:
 
 def slices(steps: int) -> int:
     """
-    Return the number of slices, so that a difference is known after `steps` steps.
+    Return the number of slices into which each shard is divided, so that the controller knows of a
+    difference between copies after `steps` steps.
     """
     return max(1, steps - max(ON_THE_WAY, steps // SHARE))

@@ -1,6 +1,6 @@
 """
-Digests one slice of each shard after each step, to compare the copies of ranks. Large slices are
-digested on a separate thread while the next step computes.
+Digests one slice of each shard after each step, so that the controller can compare the copies that
+different ranks hold. Large slices are digested on a separate thread while the next step computes.
 """
 
 import logging
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 class Digester:
     """
-    The observer of one rank, which digests a slice of each shard after each step. Each shard has
-    `of` slices.
+    The observer of one rank: tft calls its methods during training. It digests one slice of each
+    shard after each step. Each shard has `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
@@ -29,7 +29,7 @@ class Digester:
 
     def tft_on_step_ended(self, step: int) -> None:
         """
-        Digest the next slice of each shard, on the separate thread if it is large.
+        Digest the next slice of each shard. Large slices are digested on the separate thread.
         """
         work = self._session.digest_slice(step % self._of, self._of)
         if work is None:
@@ -42,8 +42,8 @@ class Digester:
 
     def tft_on_state_released(self) -> None:
         """
-        Wait until the separate thread has digested the slice, because its bytes may change when
-        this method has returned.
+        Wait until the separate thread has digested the slices that it was given, because their
+        bytes may change when this method has returned.
         """
         if self._busy:
             self._busy = False
@@ -72,4 +72,4 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del work  # so that this waiting thread does not keep the memory of the shards alive
+            del work  # otherwise this waiting thread would keep the memory of the shards alive

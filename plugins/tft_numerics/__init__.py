@@ -2,8 +2,8 @@
 The plugin of `tft run --numerics refuse`: prevents updates with NaN, Inf or a sudden spike in the
 loss or in the norm of the gradients (see `docs/howto/numerics.md`).
 
-The plugin acts on a job only through the hooks of `tft.spi`. It refuses an update, and the
-controller decides what to do next.
+The plugin acts on a job only through the hooks of `tft.spi`. It only refuses an update; the
+controller then decides how the job continues.
 """
 
 import json
@@ -19,7 +19,8 @@ from tft.spi import SessionView, hookimpl
 from tft_numerics.judge import MODES, SPIKE, Judge, Settings
 
 VARIABLE = "TFT_NUMERICS"
-"""The variable that carries the settings to every process of the job, as a JSON object."""
+"""The environment variable that carries the settings of the plugin to every process of the job, as
+a JSON object."""
 
 
 @hookimpl
@@ -50,7 +51,8 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as `tft run` has them
+# Any: the options have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     mode, spike, limit = (options[f"numerics{each}"] for each in ("", "_spike", "_limit"))
     if mode not in ("off", *MODES):
         raise UsageError(f"--numerics {mode}: expected is off, {' or '.join(MODES)}")

@@ -1,41 +1,44 @@
 """
-The last values of one number, and the limit above which a further value is a spike.
+Keeps the last values of one number, such as the loss, and computes the limit above which a further
+value is a spike.
 """
 
 import math
 from collections import deque
 
 WINDOW = 100
-"""The number of last values from which median and deviation are computed."""
+"""The number of last values from which the median and the deviation are computed."""
 WARM = 50
 """No value counts as a spike before this number of other values is known, because losses and norms
 change quickly in the first steps of a training."""
 _RENEWED = 20
-"""The median is computed anew for each value that is far above it, and otherwise once in this
-number of values. Sorting in every step would cost time."""
+"""The median is computed anew for each value that is far above the median, and otherwise once in
+this number of values. Sorting the values in every step would cost time."""
 _NORMAL = 1.4826
-"""The factor from a median absolute deviation to the standard deviation of a normal distribution.
-"""
+"""In a normal distribution, the standard deviation is the median absolute deviation times this
+factor."""
 _FLOOR = 0.05
-"""The smallest deviation that is assumed, as a fraction of the median. Without it, a number that
-hardly varies would have a spike whenever it changes by a millionth."""
+"""The smallest deviation that is assumed, as a fraction of the median. Without this minimum, a
+number that hardly varies would have a spike whenever it changes by a millionth."""
 
 
 class History:
     """
     The last values of one number, such as the loss, each with its step.
 
-    Ranks that have seen the same values must judge alike, even if one of them has seen more steps
-    and was rolled back. So twice as many values are kept as are used: values from before the
-    rollback are then still known.
+    Ranks that have seen the same values must judge alike, even if one rank has seen more steps and
+    was rolled back. A rollback removes the newest values. So twice as many values are kept as are
+    used, and after a rollback this rank still has enough older values.
     """
 
     def __init__(self) -> None:
         self._values: deque[tuple[int, float]] = deque(maxlen=2 * WINDOW)
         self._fresh = 0
-        """How many more values may be compared with `_ordinary` before it is computed anew."""
+        """How many more values may be compared with `_ordinary` before `_ordinary` is computed
+        anew."""
         self._ordinary = 0.0
-        """A value up to this is no spike. It was computed from the last values some steps ago."""
+        """The value up to which a further value is certainly no spike. It was computed from the
+        last values, perhaps some steps ago."""
 
     def add(self, step: int, value: float) -> None:
         """
@@ -47,7 +50,7 @@ class History:
 
     def back_to(self, step: int) -> None:
         """
-        Forget the values of `step` and of later steps, because these are computed again.
+        Forget the values of `step` and of later steps, because these steps are computed again.
         """
         self._fresh = 0
         while self._values and self._values[-1][0] >= step:
@@ -62,15 +65,15 @@ class History:
 
     def limit(self, value: float, factor: float) -> float | None:
         """
-        Return the limit above which a value is a spike, if `value` is above it. Otherwise return
-        None.
+        Return the limit above which a value is a spike, if `value` is above this limit. Otherwise
+        return None.
 
         The limit is `factor` deviations above the median of the last values. While fewer than
         `WARM` values are known, the result is None.
         """
         if len(self._values) < WARM:
             return None
-        if self._fresh and value <= self._ordinary:  # in nearly all steps
+        if self._fresh and value <= self._ordinary:  # this is so in nearly all steps
             self._fresh -= 1
             return None
         known = sorted([each for _, each in self._values][-WINDOW:])

@@ -18,8 +18,8 @@ log = structlog.get_logger()
 Mode = Literal["watch", "refuse"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 SPIKE = 20.0
-"""A value is a spike if it is this number of deviations above the median of earlier values. In
-ordinary training, single values are up to 10 deviations above it."""
+"""A value is a spike if it is more than this number of deviations above the median of earlier
+values. In ordinary training, single values are up to 10 deviations above the median."""
 
 _NORM = "the norm of the gradients"
 
@@ -27,24 +27,26 @@ _NORM = "the norm of the gradients"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """
-    The settings of `tft run`, as they are carried to every process.
+    The settings of this plugin, as `tft run` passes them to every process.
     """
 
     mode: Mode
     spike: float = SPIKE
-    """A value is a spike if it is this number of deviations above the median. 0: no value is a
-    spike."""
+    """A value is a spike if it is more than this number of deviations above the median. 0 means
+    that no value is a spike."""
     limit: float | None = None
-    """The largest norm of the gradients that is not refused. None: there is no limit."""
+    """The largest norm of the gradients that is not refused. None means that there is no limit."""
 
 
 class Judge:
     """
-    The observer of one rank, which refuses updates.
+    The observer of one rank: tft calls its methods during training. It refuses the update of a step
+    whose loss or norm of the gradients is wrong.
 
     The norm of the gradients is the same on all ranks that hold the same parameters, and these
-    ranks must judge it alike. So they must know the same norms of earlier steps. A replacement
-    process knows no earlier norms. So when a process was replaced, all ranks forget theirs.
+    ranks must judge the norm alike. So they must know the same norms of earlier steps. A
+    replacement process knows no earlier norms. So when a process was replaced, all ranks forget the
+    norms and losses of earlier steps.
     """
 
     def __init__(self, session: SessionView, settings: Settings) -> None:
@@ -67,8 +69,10 @@ class Judge:
 
     def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
         """
-        Judge the numbers of `step`. Raise a `TrainingFault` to refuse the update, or only log the
-        finding if the mode is `watch`. Otherwise remember the numbers for later steps.
+        Judge the losses and the norm of `step`. If one of them is wrong, raise a `TrainingFault` to
+        refuse the update, or only log the finding if the mode is `watch`.
+
+        If the update is not refused, remember these numbers for the judgement of later steps.
         """
         found, self._found = self._found, []
         if not found and numbers.norm is not None:
@@ -111,7 +115,8 @@ class Judge:
 
     def _wrong(self, name: str, value: float, history: History) -> str:
         """
-        Return a text that says what is wrong with a value, or an empty text if nothing is wrong.
+        Return a text that says what is wrong with the value of the number `name`, or an empty text
+        if nothing is wrong. `history` has the earlier values of this number.
         """
         if not math.isfinite(value):
             return f"{name} is {value}"
