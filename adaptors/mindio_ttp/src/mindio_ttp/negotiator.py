@@ -1,6 +1,6 @@
 """
-A recovery plugin that lets an orchestrator (the manager of a cluster) take part in a recovery, as in
-the library MindIO.
+A recovery plugin that lets an orchestrator (the manager of a cluster) take part in a recovery, as
+in the library MindIO.
 
 The controller of MindIO sends four reports (`report_fault_ranks`, `report_stop_complete`,
 `report_strategies`, `report_result`) to the orchestrator. The orchestrator answers by calling the
@@ -33,21 +33,24 @@ MEMORY, PROCESS, NETWORK = 0, 1, 2
 KIND_TO_TYPE: dict[str, int] = {
     "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
 }  # fmt: skip
-"""Maps a kind of fault in tft to a type of fault for the orchestrator, which knows only three types.
-A kind of fault that is not in this table has the type `PROCESS`."""
+"""Maps a kind of fault in tft to a type of fault for the orchestrator, which knows only three
+types. A kind of fault that is not in this table has the type `PROCESS`."""
 TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
 OURS_TO_THEIRS = {
     "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
-"""Maps the name of a recovery strategy in tft to its name in MindIO. The strategies that are possible
-in an incident are offered to the orchestrator in the order of this table, the best strategy last."""
+"""Maps the name of a recovery strategy in tft to its name in MindIO. The strategies that are
+possible in an incident are offered to the orchestrator in the order of this table, the best
+strategy last."""
 TAKEN_AWAY = frozenset({"straggler", "node", "process"})
 """The kinds of fault that tft notices when ranks move to other processes because the cluster needs
-the hardware of the ranks. The cluster announces such a move, so these faults are no real faults."""
+the hardware of these ranks. After the cluster has announced such a move, faults of these kinds are
+no real faults."""
 TAKING_OVER = ("migrate", "recover")
-"""The strategies of tft by which a prepared second process of a rank can take the place of the first
-process. If the first process has already ended, `recover` has the same effect as `migrate`."""
+"""The strategies of tft by which a prepared second process of a rank can take the place of the
+first process. If the first process has already ended, `recover` has the same effect as
+`migrate`."""
 GIVE_UP = ("dump", "exit")
 """The strategies that the orchestrator may choose while another strategy is being carried out."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
@@ -374,8 +377,8 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            # A strategy that was chosen before the new faults were known may be wrong, so forget the
-            # choice. The strategies are offered again.
+            # A strategy that was chosen before the new faults were known may be wrong. So forget
+            # the choice, and offer the strategies again.
             self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:
