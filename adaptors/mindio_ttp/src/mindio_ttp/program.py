@@ -530,7 +530,8 @@ class Program:
         function. `local_state` is the rank-local state of this rank at the end of that step.
 
         At the start of a job there is nothing to roll back, so the function is not called. It is
-        also not called if the job continues with fewer ranks, and no rank has lost state.
+        also not called if the job continues with fewer ranks, and the state of this rank stays as
+        it is.
         """
         self.earlier = unpack(local_state) if self._fresh and self.completed() else None
         if not self._fresh:
@@ -606,8 +607,8 @@ class Program:
         ranks do this at the same time. Return the step of the checkpoint, by tft's count.
 
         As its argument `step`, the repair function gets the last step whose numbers may be right.
-        This step is the smaller of `not_after` and the last complete step of any rank. If
-        `not_after` is None, it is the last complete step of any rank.
+        This step is `not_after`, or the highest step that any rank has completed, whichever is
+        earlier. If `not_after` is None, it is the highest step that any rank has completed.
         """
         if self.base is None:  # a new process of a replaced rank: the other ranks know `base`
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
