@@ -41,8 +41,8 @@ def use(device: int | None) -> None:
 @contextmanager
 def own_stream() -> Iterator[None]:
     """
-    Run the device operations in the body of the `with` statement on a new stream of the device,
-    because the stream of the training loop may hold interrupted operations.
+    Run the device operations in the body of the `with` statement on a new stream of the device. The
+    stream of the training loop may hold interrupted operations, and so is not used.
 
     Source: `execute_save` in MindIO's `ttp_decorator.py` (line 417 at commit 22bb3d98 of the
     repository mind-cluster).
@@ -77,8 +77,8 @@ def version() -> str:
 
 def release_memory() -> None:
     """
-    Free the device memory of tensors that are no longer used, such as those of the interrupted
-    training loop, to make room for received state.
+    Free the device memory of tensors that are no longer used, such as the tensors of the
+    interrupted training loop. This makes room for state that this rank receives from other ranks.
     """
     gc.collect()
     npu = _npu()

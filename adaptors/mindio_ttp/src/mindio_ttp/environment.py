@@ -43,8 +43,8 @@ class Variables:
     """MINDIO_FOR_MINDSPORE: True if the variable says that the program uses MindSpore (`true` or
     `1`)."""
     task: str
-    """MINDX_TASK_ID: the name that the orchestrator gave to the job. Empty without an
-    orchestrator."""
+    """MINDX_TASK_ID: the name that an orchestrator (the manager of a cluster) gave to the job.
+    Empty without an orchestrator."""
     wait_orchestrator: int
     """MINDIO_WAIT_MINDX_TIME: the seconds that an orchestrator (the manager of a cluster) may take
     to answer (1 to 3600, default 30)."""
@@ -71,7 +71,8 @@ class Variables:
     That is the case if the variable switches on TTP or TSP, but none of the features UCE, HCCE and
     ARF. MindSpore then reports every error that leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each variable whose value was ignored because it is out of its range."""
+    """For each environment variable whose value was ignored because it is out of its range, a
+    sentence that says so."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
@@ -177,7 +178,7 @@ class Place:
     local_world: int
     """The number of ranks on this machine."""
     machine: int
-    """The number of this machine in the job."""
+    """The number of this machine among the machines of the job, counted from 0."""
 
 
 def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
@@ -272,6 +273,7 @@ def below_tft(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run_options(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
-    Return the options that the user has set for `tft run` in TFT_RUN_OPTIONS.
+    Return the options of the command `tft run` that the user has set in the environment variable
+    TFT_RUN_OPTIONS.
     """
     return shlex.split(environ.get("TFT_RUN_OPTIONS", ""))

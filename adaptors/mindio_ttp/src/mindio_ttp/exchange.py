@@ -44,7 +44,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
-    request_queue_size = 1024  # all ranks may connect at the same time
+    request_queue_size = 1024  # large, because all ranks may connect at the same time
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
@@ -186,9 +186,9 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     hub is a process that serves all-gathers and a rendezvous store.
 
     Each node may have a hub, but all ranks must use the same hub. The address of that hub is in the
-    newest file in `directory`, which all nodes can read. If there is no such file, or the hub that
-    the file names no longer answers, this function writes a new file with the hub of this node.
-    `host` and `port` are the address of the hub of this node.
+    newest file in `directory`, which all nodes can read. If there is no such file, this function
+    writes a file with the hub of this node. It writes a new file also if the hub that the newest
+    file names no longer answers. `host` and `port` are the address of the hub of this node.
 
     Raises `ConnectionError` if the hub of this node is needed and does not answer.
     """

@@ -198,8 +198,8 @@ class Line:
 
     def _keep(self) -> None:
         """
-        Connect to the controller, receive its lines, and connect again when the connection ends,
-        until `close` is called.
+        Connect to the controller, and receive the answers and reports that the controller sends.
+        When the connection ends, connect again. Return when `close` is called.
         """
         while not self._closed.is_set():
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -69,7 +69,7 @@ CODE = re.compile(r"device error ([0-9A-Za-z]+)")
 """The pattern that finds the error code of a device in the description of a fault."""
 
 Ranks = dict[int, int]
-"""Maps a rank to its type of fault."""
+"""The type of a dict that maps a rank to its type of fault: `MEMORY`, `PROCESS` or `NETWORK`."""
 
 log = logs.get_logger()
 
@@ -109,14 +109,14 @@ class Negotiator:
     """Maps each faulty rank of the incident to its type of fault, as last reported to the
     orchestrator."""
     incident: int = 0
-    """The number of the incident that the dialogue is about."""
+    """The number of the incident that the present dialogue with the orchestrator is about."""
     seen_whole: bool = False
     """True if the orchestrator has reported all faults that the cluster knows."""
     joining: bool = False
     """True if the orchestrator has reported faults that tft had not detected, and these faults are
     now being added to the incident."""
     offered: list[str] = field(default_factory=list)
-    """The strategies that were last offered to the orchestrator, by MindIO's names."""
+    """The recovery strategies that were last offered to the orchestrator, by MindIO's names."""
     wanted: str = ""
     """The strategy that the orchestrator has chosen, by MindIO's name, and that the plugin has not
     yet advised. Empty if there is no such strategy."""
@@ -136,7 +136,8 @@ class Negotiator:
     _opened: int = 0
     """The number of the incident whose faults were last reported to the orchestrator."""
     _silent: float = 0.0
-    """The time in seconds for which the orchestrator has not answered."""
+    """The time in seconds for which the plugin has waited for the orchestrator since the
+    orchestrator's last call."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())

@@ -47,13 +47,13 @@ class Orchestrator:
         self._rank: int | None = None
         """The rank of this process, or -1 if this process trains nothing. None before `init`."""
         self._started = False
-        self._functions: dict[str, Callable[..., Any]] = {}  # Any: any signature
+        self._functions: dict[str, Callable[..., Any]] = {}  # Any: functions may have any signature
         self._line: Line | None = None
         self._lead: Lead | None = None
         """The controller process (`tft lead`) to which this process is connected, if this process
         has the rank -1. None if this process has another rank."""
         self._over = threading.Event()
-        """Set when this process has called `tft_destroy_controller`."""
+        """An event that is set when this process calls `tft_destroy_controller`."""
         self._follower: threading.Thread | None = None
         """The thread that waits for the end of a controller that an earlier manager has started,
         and then starts a new controller. None if there was no such controller."""
@@ -67,7 +67,7 @@ class Orchestrator:
         """
         return all(name in self._functions for name in REPORTS)
 
-    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: any signature
+    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: of any type
         """
         Register the function that is called with each report of the controller that has the name
         `name`.

@@ -123,7 +123,8 @@ class Program:
     _fresh: bool = True
     """True if no incident has been handled yet, so that there is nothing to roll back."""
     _stopped: bool = False
-    """True if the program's function `stop` was called since the program was last in its loop."""
+    """True if the program's function `stop` was called since training last resumed, and the device
+    was not cleaned after that."""
     _scaled: Scaled = ""
     """The kind of change when ranks last formed a group to train on. It is "in" if the group has
     fewer ranks than the job, and not the same processes as before. It is "out" if the group has all
@@ -138,8 +139,8 @@ class Program:
     """True if any rank has received state from another rank since the present group of ranks was
     formed."""
     _light: bool = False
-    """True if this rank needs no state from other ranks after a memory error, because the program's
-    function `clean` has reported that no content of the device memory is lost."""
+    """True if this rank needs no state from other ranks after a memory error. This is so if the
+    program's function `clean` has reported that no content of the device memory is lost."""
     _formed: int = 0
     """A number that grows each time training resumes. A rank that did not take part when training
     resumed keeps a smaller number than the other ranks."""
@@ -487,7 +488,7 @@ class Program:
             raise OrderRefused(
                 f"the program's clean function returned {result!r}: it could not clean"
             )
-        device.release_memory()  # make room for received state
+        device.release_memory()  # make room for state from other ranks
         self._stopped = False
         if self.uce and result == 0:
             # `clean` has released the memory with the training state, so this rank needs the state
@@ -799,8 +800,8 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
     Return the ranks that took part when training last resumed, but do not take part now. `stayed`
-    has the facts of the ranks that took part both times in the same process, and `joined` has the
-    facts of all ranks that take part now.
+    has the facts of the ranks that took part both times in the same process. `joined` has the facts
+    of all ranks that take part now.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
@@ -808,8 +809,8 @@ def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
     Return the ranks that take part now, but did not take part when training last resumed. `stayed`
-    has the facts of the ranks that took part both times in the same process, and `joined` has the
-    facts of all ranks that take part now.
+    has the facts of the ranks that took part both times in the same process. `joined` has the facts
+    of all ranks that take part now.
     """
     return {
         rank

@@ -119,7 +119,7 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
 def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     """
     Return the options of the command `tft run` that encrypt the bus with keys derived from the
-    private key in `info`, the argument `tls_info` of a function of MindIO.
+    private key in `info`. `info` is the argument `tls_info` of a function of MindIO.
 
     `decrypt` is the program's function that decrypts the password of the private key, or None. A
     warning is logged if the certificate expires within `ahead` days. Raises `Refused` if a

@@ -122,7 +122,7 @@ class Store:
         _meet_in(torch, f"tft-{repair}", root)
 
 
-def client(host: str, port: int) -> Any:  # Any: torch is imported only at run time
+def client(host: str, port: int) -> Any:  # Any: a TCPStore, but torch is imported only later
     """
     Connect to the rendezvous store at `host` and `port`, and return the client. Raises
     `RuntimeError` if no store answers within `STORE_LIMIT`.

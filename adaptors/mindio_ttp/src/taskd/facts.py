@@ -43,7 +43,7 @@ class Facts:
 
     nnodes: int
     number: int
-    """The number of this node."""
+    """The number of this node in the job, counted from 0."""
     ranks: int
     """The number of ranks on this node."""
     address: str

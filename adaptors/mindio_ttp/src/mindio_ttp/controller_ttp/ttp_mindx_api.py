@@ -82,10 +82,11 @@ def tft_notify_controller_prepare_action(
     action: str, fault_ranks: dict[int, int] | None = None
 ) -> int:
     """
-    Start or cancel the preparation of new processes for ranks.
+    Start or cancel the preparation of second processes, which are to take the places of the present
+    processes of some ranks.
 
     With the action `hot switch`, a second process is prepared for each rank in `fault_ranks` while
-    the rank trains. With `stop switch`, this preparation is cancelled.
+    the rank trains. With the action `stop switch`, the preparation is cancelled.
     """
     if action not in ACTIONS or not _are_faults(fault_ranks or {}):
         return _refused("tft_notify_controller_prepare_action", f"{action!r}, {fault_ranks!r}")

@@ -141,7 +141,7 @@ def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
 def tft_destroy_processor() -> None:
     """
     Report that this rank has trained all its steps. Return when all ranks have trained all their
-    steps.
+    steps. Raises `Refused` if after an incident this rank must train earlier steps again.
     """
     processor.destroy()
 
