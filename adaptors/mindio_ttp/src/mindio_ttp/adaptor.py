@@ -1,6 +1,6 @@
 """
-The hooks of the adaptor for programs that are written for MindIO. The hooks call the functions that
-the program has registered.
+The hooks of the adaptor `mindio`, for training programs that are written for the library MindIO.
+The hooks call the functions that the training program has registered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,13 @@ from tft.errors import UsageError
 from tft.spi import Buffer, FaultKind, ShardCopies, ShardPayload, hookimpl
 
 _programs: list[Program] = []
-"""The program of this process, in a list of at most one entry. `announce` sets it."""
+"""A list with the `Program` object of this process, which calls the functions that the training
+program has registered. The list is empty until `announce` is called."""
 
 
 def announce(program: Program) -> None:
     """
-    Set the program whose functions the hooks call.
+    Set the `Program` object of this process. The hooks of the adaptor call its methods.
     """
     _programs[:] = [program]
 
@@ -104,7 +105,8 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 @hookimpl
 def tft_compare() -> Mapping[str, str]:
-    return {}  # tft cannot read the state of the program
+    # empty: tft cannot read the training state, which only the training program knows
+    return {}
 
 
 @hookimpl
@@ -119,7 +121,7 @@ def tft_quiesce() -> None:
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return True  # tft does not know the program's code, which may wait for other ranks anywhere
+    return True  # tft does not know the training program's code, which may wait anywhere
 
 
 @hookimpl
@@ -133,7 +135,7 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 
 @hookimpl
-def tft_rebuild() -> Any:  # Any: the hook may return any object
+def tft_rebuild() -> Any:  # Any: tft lets this hook return any object
     _program().rebuild()
     return _program()
 
@@ -161,4 +163,4 @@ def tft_reload() -> Callable[[int | None], int] | None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    return None  # the program itself reports the kind of each error, with `tft_report_error`
+    return None  # the training program reports the kind of each error with `tft_report_error`

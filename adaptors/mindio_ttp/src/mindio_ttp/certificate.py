@@ -1,8 +1,8 @@
 """
-Checks the certificate of this process as MindIO does.
+Checks the TLS certificate of this process as the library MindIO does.
 
-The certificate must be valid now, signed by a trusted certificate, and not revoked. Its key must be
-long enough, and must belong to the private key of this process.
+The certificate must be valid now, signed by a trusted certificate, and not revoked. The public key
+in the certificate must be long enough, and must belong to the private key of this process.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 LEAST_BITS = 3072
-"""The least number of bits of an RSA key."""
+"""The least number of bits that the RSA key of a certificate must have."""
 LEAST_CURVE_BITS = 256
-"""The least number of bits of an elliptic-curve key. A key of this length is as strong as an RSA
-key of `LEAST_BITS`. MindIO requires 3072 bits for both kinds, and so accepts no elliptic-curve
-key."""
+"""The least number of bits that the elliptic-curve key of a certificate must have. A key of this
+length is as strong as an RSA key of `LEAST_BITS`. The library MindIO requires 3072 bits for RSA
+keys and elliptic-curve keys alike, and so accepts no elliptic-curve key."""
 LONGEST_CHAIN = 8
-"""The most certificates in a chain from the certificate of this process to a self-signed one."""
+"""The largest number of certificates in a chain that leads from the certificate of this process to
+a self-signed certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateKey:
     """
-    A private key that has been read.
+    A private key in DER form (the binary encoding of keys), with its public key.
     """
 
     content: bytes = field(repr=False)
-    """The private key, not encrypted, in DER form. Equal keys have equal bytes in this form."""
+    """The unencrypted private key in DER form. Equal private keys have equal bytes in this form."""
     public: bytes
     """The public key that belongs to the private key, in DER form."""
 
@@ -44,22 +45,23 @@ class PrivateKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """
-    The files with the certificate of this process, and with the certificates that it trusts.
+    The files with the TLS certificate of this process, with the certificates that the process
+    trusts, and with lists of revoked certificates.
     """
 
     certificate: Path
     """The file with the certificate of this process."""
     trusted: tuple[Path, ...]
-    """The files with the trusted certificates."""
+    """The files with the certificates that this process trusts to sign other certificates."""
     revoked: tuple[Path, ...] = ()
     """The files with lists of revoked certificates."""
 
     def check(self, key: PrivateKey) -> int:
         """
-        Check the certificate of this process. Return for how many more days it is valid. `key` is
-        the private key of this process.
+        Check the certificate of this process. Return the number of days for which the certificate
+        is still valid. `key` is the private key of this process.
 
-        Raises `Refused`, with the name of the file, if a check fails.
+        Raises `Refused` if a check fails. The message names the file or the certificate.
         """
         mine = _certificates(self.certificate)[0]
         now = datetime.now(UTC)
@@ -105,10 +107,10 @@ class Identity:
 
 def private_key(text: str, password: str | None) -> PrivateKey:
     """
-    Read a private key from PEM.
+    Read a private key from `text`, which has the key in PEM form. Return the key.
 
     Raises `Refused` if the text is no key or cannot be read with the password. Also raises
-    `Refused` if the package cryptography is not installed.
+    `Refused` if the Python package cryptography is not installed.
     """
     try:
         from cryptography.hazmat.primitives import serialization
@@ -125,10 +127,10 @@ def private_key(text: str, password: str | None) -> PrivateKey:
         except TypeError:
             if password is None:
                 raise
-            # TypeError: a password was given, but the key is not encrypted
+            # the library raises TypeError if a password was given, but the key is not encrypted
             key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as wrong:
-        # the text of the library's error may be shown: it never contains the key
+        # the message of cryptography's error may be shown, because it never contains the key
         raise Refused(
             f"tlsPk of tls_info is not a private key, or its password is wrong: {wrong}"
         ) from None
@@ -170,7 +172,7 @@ def _check_length(path: Path, certificate: "Certificate") -> None:
         case ec.EllipticCurvePublicKey(key_size=bits):
             least = LEAST_CURVE_BITS
         case _:
-            return  # Ed25519 and similar keys have a fixed length
+            return  # all other kinds of keys, such as Ed25519, have a fixed length
     if bits < least:
         raise Refused(f"the key of {path} has {bits} bits; it must have at least {least}")
 
@@ -179,10 +181,12 @@ def _chain(
     path: Path, mine: "Certificate", trusted: Sequence["Certificate"], now: datetime
 ) -> list["Certificate"]:
     """
-    Return the chain of certificates: `mine`, the trusted certificate that has signed `mine`, and so
-    on up to a self-signed certificate.
+    Return the chain of certificates that begins with `mine`, the certificate of this process.
 
-    Raises `Refused` if the chain is incomplete, or if a certificate in it is not valid now.
+    In the chain, each certificate is followed by the trusted certificate that has signed it. The
+    last certificate is self-signed. `path` is the file of `mine`, for messages. `now` is the
+    present time. Raises `Refused` if the chain is incomplete, or if a trusted certificate in it is
+    not valid now.
     """
     chain = [mine]
     while len(chain) < LONGEST_CHAIN:

@@ -1,6 +1,9 @@
 """
-Checks the arguments of MindIO's functions. Each check raises an exception for an invalid argument,
-before a call changes anything.
+Checks the arguments of the functions that this package offers in place of the library MindIO.
+
+Each function here checks one kind of argument, and raises an exception if the argument is invalid.
+In their messages, `function` or `caller` is the name of the called function, and `name` is the name
+of the argument.
 """
 
 import ipaddress
@@ -21,13 +24,14 @@ from mindio_ttp.constants import (
 
 class Refused(Exception):
     """
-    Raised for a call of a MindIO function that tft cannot carry out.
+    Raised when a program calls a function of MindIO, and tft cannot carry out the call.
 
-    It is a direct subclass of `Exception`, because programs for MindIO expect a plain `Exception`.
+    `Refused` is a direct subclass of `Exception`, because programs for the library MindIO expect a
+    plain `Exception`.
     """
 
 
-# Any: `value` is not yet checked
+# Any: `value` is not yet checked, and may have any type
 def number(function: str, name: str, value: Any, least: int, most: int) -> int:
     """
     Check that `value` is a whole number from `least` to `most`, and return it.
@@ -39,7 +43,7 @@ def number(function: str, name: str, value: Any, least: int, most: int) -> int:
     return value
 
 
-def flag(function: str, name: str, value: Any) -> bool:  # Any: not yet checked
+def flag(function: str, name: str, value: Any) -> bool:  # Any: `value` is not yet checked
     """
     Check that `value` is True or False, and return it.
     """
@@ -48,18 +52,19 @@ def flag(function: str, name: str, value: Any) -> bool:  # Any: not yet checked
     return value
 
 
-def text(function: str, name: str, value: Any) -> str:  # Any: not yet checked
+def text(function: str, name: str, value: Any) -> str:  # Any: `value` is not yet checked
     """
-    Check that `value` is a text that is not empty, and return it.
+    Check that `value` is a string that is not empty, and return it.
     """
     if not isinstance(value, str) or not value:
         raise Refused(f"{function}: {name} must be a string, but is {value!r}")
     return value
 
 
-def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: not yet checked
+def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: `value` is not yet checked
     """
-    Check that `value` can be called, and return it. If it cannot, raise `TypeError` as MindIO does.
+    Check that `value` can be called, and return it. Raises `TypeError`, as the library MindIO does,
+    if it cannot be called.
     """
     if not callable(value):
         raise TypeError(f"{caller} takes a function, not {value!r}")
@@ -68,8 +73,8 @@ def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: not yet che
 
 def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> None:
     """
-    Check that `world` is a number from 1 to 100,000, and that `rank` is a number from `least` to
-    `world` - 1.
+    Check the size of the world and the rank of this process. `world` must be a number from 1 to
+    100,000, and `rank` must be a number from `least` to `world` - 1.
     """
     number(function, "world_size", world, 1, LARGEST_WORLD)
     number(function, "rank", rank, least, world - 1)
@@ -77,8 +82,10 @@ def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> N
 
 def port(function: str, value: Any) -> int:
     """
-    Check that `value` is a port number from 1024 to 65534, and return it. Ports below that need
-    privileges. The last port is not allowed, because tft also uses the next port.
+    Check that `value` is a port number from 1024 to 65534, and return it.
+
+    Ports below 1024 need privileges. Port 65535 is not allowed, because tft also uses the port
+    after the given one.
     """
     return number(function, "port", value, LOWEST_PORT, HIGHEST_PORT - 1)
 
@@ -114,8 +121,11 @@ def step(function: str, value: Any, *, least: int) -> int:
 
 def error(value: Any, code: Any) -> ReportState:
     """
-    Check that `value` is the value of a `ReportState`, and that `code`, the error code of a device,
-    is a text that is not too long. Return the `ReportState`.
+    Check the arguments of `tft_report_error`. Return the `ReportState`, which is the reason why a
+    rank has left its training loop.
+
+    `value` must be a `ReportState` or the value of one. `code`, the error code of a device, must be
+    a string of at most 15 characters.
     """
     states = [state.value for state in ReportState]
     if isinstance(value, ReportState):
@@ -135,8 +145,8 @@ def error(value: Any, code: Any) -> ReportState:
 
 def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
     """
-    Check that `value` is a list of ranks of the world in which no rank occurs twice. Return the
-    ranks, sorted.
+    Check that `value` is a list of ranks, and return the ranks, sorted. The list must not be empty,
+    each rank must be from 0 to `world` - 1, and no rank may occur twice.
     """
     if not isinstance(value, list | tuple) or not value:
         raise Refused(f"{function}: {name} must be a list of ranks, but is {value!r}")
@@ -149,9 +159,10 @@ def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
 
 def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     """
-    Check that `value`, the argument `replica_info` of `tft_set_optimizer_replica`, is a list of
-    dicts with the necessary keys. Return the list. Each dict describes a group of ranks that hold
-    copies of optimizer state.
+    Check the argument `replica_info` of the function `tft_set_optimizer_replica`, and return it.
+
+    `value` must be a list of dicts with the necessary keys. Each dict describes a group of ranks
+    that hold copies of optimizer state.
     """
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:

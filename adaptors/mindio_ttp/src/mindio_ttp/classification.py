@@ -1,6 +1,6 @@
 """
-Classifies exceptions by their text, as MindIO does: it searches the text for patterns in a fixed
-order.
+Classifies exceptions by their text, as the library MindIO does. The text of an exception is
+searched for patterns in a fixed order, and the first pattern that is found decides.
 """
 
 import re
@@ -12,20 +12,23 @@ from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
 
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
-"""Names of errors after which a program for MindIO waits only once for its next action, because the
-device needs no cleaning. This package itself does not use the names."""
+"""The names of the errors after which the device needs no cleaning. After such an error, a program
+for the library MindIO waits only once for its next action. This package itself does not use the
+names."""
 OTHER = "OTHER"
+"""The name of an error whose text has no known pattern."""
 CUT_OFF = (
     *("FORCE STOP", "ForceStopError", "STEP FINISH"),
     *("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR"),
     *("HCCEError", "SuspectRemoteError"),
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
 )
-"""Texts in errors of a rank that was stopped, or that has lost its connection to another rank. They
-come from MindIO, MindSpore and sockets."""
+"""Texts that show that a rank was stopped, or has lost its connection to another rank. They occur
+in the messages of errors of MindIO, of MindSpore and of sockets."""
 
 Handle = Callable[[str], str]
-"""A function that takes the text of an error and returns the name of the error."""
+"""The type of a function that takes the text of an error and returns the name of the error, such as
+"UCE ERROR"."""
 
 HBM = "HBM MULTI BIT ECC"
 REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
@@ -45,9 +48,11 @@ class Found:
     The result of the classification of an error."""
 
     name: str
+    """The name of the error, such as "UCE ERROR"."""
     state: ReportState
+    """The reason why the rank has left its training loop, as it is reported to tft."""
     code: str
-    """The error code of the device. Empty if the error has no code."""
+    """The error code of the device, from the text of the error. Empty if the text has no code."""
     said: str = ""
     """The type and the text of the error, on one line."""
 
@@ -55,20 +60,23 @@ class Found:
 @dataclass(slots=True)
 class Patterns:
     """
-    The patterns to search for in the text of an error, each with the `ReportState` of such errors.
+    The patterns that are searched for in the text of an error. Each pattern leads to the name of
+    the error and to its `ReportState` (the reason why a rank has left its training loop).
 
-    `can_repair` takes the time of a memory error, in microseconds by the clock of the device. It
-    returns whether the lost memory can still be restored from the copies on other ranks.
+    `can_repair` is a function that takes the time of a memory error, in microseconds by the clock
+    of the device. It returns whether the lost memory can still be restored from the copies on other
+    ranks.
     """
 
     can_repair: Callable[[int], bool]
     handles: dict[str, Handle] = field(default_factory=dict)
-    """Maps a pattern to the function that returns the name of an error with this pattern. The
-    patterns are searched for in the order of this dict."""
+    """Maps a pattern to a function. The function takes the text of an error with this pattern, and
+    returns the name of the error. The patterns are searched for in the order of this dict."""
     types: dict[str, str] = field(default_factory=dict)
     """Maps the name of an error to the name of its `ReportState`."""
     guarded: frozenset[str] = frozenset()
-    """Names of errors that are replaced by `OTHER` if devices must not be repaired."""
+    """The names of the errors of device memory and of links between devices. If devices must not be
+    repaired, these errors get the name `OTHER` instead."""
 
     def __post_init__(self) -> None:
         for text, state in (
@@ -92,17 +100,21 @@ class Patterns:
 
     def add(self, pattern: str, state: ReportState, handle: Handle) -> None:
         """
-        Add a pattern of the user. It is searched for after the existing patterns.
+        Add a pattern that the training program has registered. The new pattern is searched for
+        after the existing patterns.
+
+        `handle` is a function that takes the text of an error with this pattern, and returns the
+        name of the error. If that name is `pattern` itself, the error has the state `state`.
         """
         self.handles[pattern] = handle
         self.types[pattern] = state.name
 
     def classify(self, error: RuntimeError, *, repairs: bool) -> Found:
         """
-        Classify `error` by the first pattern that its text contains.
+        Classify `error` by the first pattern that its text contains, and return the result.
 
         `repairs` is True if devices that have lost memory or links are to be repaired. Raises
-        `KeyError` if the handler of the pattern returns an unknown name.
+        `KeyError` if the function that is registered for the pattern returns an unknown name.
         """
         text = str(error)
         code = match[1][:15] if (match := ERROR_CODE.search(text)) else ""
@@ -126,7 +138,7 @@ class Patterns:
         """
         Return the name of an error in the device memory (HBM): `REPAIRABLE` if the lost memory can
         be restored from the copies on other ranks, else `UNREPAIRABLE`. `text` is the text of the
-        error. If it has no time, the result is `UNREPAIRABLE`.
+        error. If the text does not say when the error happened, the result is `UNREPAIRABLE`.
         """
         time = get_l2_hbm_error_time(text)
         return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE

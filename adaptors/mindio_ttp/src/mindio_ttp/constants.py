@@ -1,6 +1,6 @@
 """
-The constants by which programs and MindIO understand each other. Their names and values are those
-of `mindio_ttp.framework_ttp` of MindIO TFT 7.3.0.
+The constants that training programs pass to functions of the library MindIO, or get from them.
+Their names and values are those in `mindio_ttp.framework_ttp` of MindIO TFT 7.3.0.
 """
 
 from enum import Enum
@@ -17,8 +17,11 @@ class Action(Enum):
 
 class OptimizerType(Enum):
     """
-    The kind of parameters whose optimizer state a group of ranks holds: dense parameters or
-    experts. The value is the index of the group in the list for `tft_set_optimizer_replica`.
+    The kind of parameters whose optimizer state a group of ranks holds: dense parameters
+    (`ATTENTION`) or experts (`MOE`).
+
+    The value is the index of the group in the list that a program passes to the function
+    `tft_set_optimizer_replica`.
     """
 
     ATTENTION = 0
@@ -27,7 +30,8 @@ class OptimizerType(Enum):
 
 class ReportState(Enum):
     """
-    The reason for which a rank has left its training loop.
+    The reason why a rank has left its training loop, as a program passes it to the function
+    `tft_report_error`. For example, `RS_UCE` is an error of the device memory.
     """
 
     RS_NORMAL = 0
@@ -43,8 +47,8 @@ class ReportState(Enum):
 
 class RepairType(Enum):
     """
-    What a rank has to do in a repair, as its repair function is told: for example, send state,
-    receive state or load a checkpoint.
+    What a rank has to do in a repair: for example, send state, receive state or load a checkpoint.
+    tft passes the value to the repair function that the training program has registered.
     """
 
     RT_SEND = 0
@@ -58,8 +62,8 @@ class RepairType(Enum):
 
 class MindXAction(Enum):
     """
-    The reports of the controller for which an orchestrator can register a function with
-    `tft_register_mindx_callback`.
+    The reports that the controller sends to an orchestrator (the manager of a cluster). The
+    orchestrator registers a function for each report with `tft_register_mindx_callback`.
     """
 
     REPORT_FAULT_RANKS = "report_fault_ranks"
@@ -71,16 +75,18 @@ class MindXAction(Enum):
 RET_OK = 0
 RET_ERROR = 1
 RET_K8S = 2
-"""The exit code of a process after which a cluster starts the process again."""
+"""If a process ends with this exit code, the cluster (Kubernetes) starts the process again."""
 RET_PASS = 3
 RET_EXCEPTION = 4
 EXIT_WAIT_TIME = 10
-"""Seconds that MindIO waits before it ends a process."""
+"""The seconds that the library MindIO waits before it ends a process. This package does not use the
+value, and keeps it for programs that import it."""
 
 
 class PauseType(Enum):
     """
-    How training is paused: the loop waits, or the program leaves the loop with an error.
+    How training is paused: the training loop waits (`PAUSE`), or the program leaves the training
+    loop with an error (`RAISE`).
     """
 
     PAUSE = 1

@@ -1,8 +1,10 @@
 """
-The accelerator of this process, for a program that has imported `torch_npu` or MindSpore.
+Functions for the accelerator (device) of this process, in a program that has imported MindSpore or
+`torch_npu`, PyTorch's extension for Ascend NPUs.
 
-This module imports no framework. If the program has imported neither, it has no device. torch_npu
-has a current device for each thread, so a new thread begins at device 0.
+This module imports no framework. If the program has imported neither torch_npu nor MindSpore, the
+functions act as if there were no device. torch_npu has a separate current device for each thread,
+and a new thread begins with device 0.
 """
 
 import gc
@@ -14,7 +16,8 @@ from typing import Any
 
 def current(*, mindspore: bool) -> int | None:
     """
-    Return the number of the device that this thread uses. Return None if there is no device.
+    Return the number of the device that this thread uses. Return None if there is no device. Pass
+    `mindspore=True` if the program uses MindSpore, and not torch_npu.
     """
     if mindspore:
         framework = sys.modules.get("mindspore")
@@ -27,7 +30,8 @@ def use(device: int | None) -> None:
     """
     Make `device` the current device of the calling thread. Do nothing for MindSpore.
 
-    Source: `set_device` of `ttp_decorator.py` (line 123 at mind-cluster 22bb3d98).
+    Source: `set_device` in MindIO's `ttp_decorator.py` (line 123 at commit 22bb3d98 of the
+    repository mind-cluster).
     """
     npu = _npu()
     if npu is not None and device is not None:
@@ -37,10 +41,11 @@ def use(device: int | None) -> None:
 @contextmanager
 def own_stream() -> Iterator[None]:
     """
-    Run the body of the `with` statement on a new stream, because the training stream may hold
-    interrupted operations.
+    Run the device operations in the body of the `with` statement on a new stream of the device. The
+    stream of the training loop may hold interrupted operations, and so is not used.
 
-    Source: `execute_save` of `ttp_decorator.py`, line 417.
+    Source: `execute_save` in MindIO's `ttp_decorator.py` (line 417 at commit 22bb3d98 of the
+    repository mind-cluster).
     """
     npu = _npu()
     if npu is None or not hasattr(npu, "stream"):
@@ -50,11 +55,12 @@ def own_stream() -> Iterator[None]:
         yield
 
 
-def new_stream() -> Any:  # Any: torch_npu ships no types
+def new_stream() -> Any:  # Any: torch_npu has no type annotations
     """
-    Return a new stream of the current device. Return None without torch_npu.
+    Return a new stream of the current device. Return None if the program does not use torch_npu.
 
-    If torch_npu has streams that run their operations at once, return such a stream.
+    Return a stream that runs each operation at once (`SyncLaunchStream`) if this version of
+    torch_npu has such streams.
     """
     npu = _npu()
     if npu is None:
@@ -71,8 +77,8 @@ def version() -> str:
 
 def release_memory() -> None:
     """
-    Free the device memory of tensors that are no longer used, such as those of the interrupted
-    training loop, to make room for received state.
+    Free the device memory of tensors that are no longer used, such as the tensors of the
+    interrupted training loop. This makes room for state that this rank receives from other ranks.
     """
     gc.collect()
     npu = _npu()
@@ -82,10 +88,12 @@ def release_memory() -> None:
 
 def time_now() -> int:
     """
-    Return the present time by the clock of the device in microseconds. Return 0 if the device has
-    no clock that can be read. The time is that of an event, which this call records.
+    Return the present time by the clock of the device, in microseconds. Return 0 if the device has
+    no clock that can be read.
 
-    Source: `get_event_time` of `uce_utils.py`, line 66.
+    This function records an event on the device, and returns the time of that event. Source:
+    `get_event_time` in MindIO's `uce_utils.py` (line 66 at commit 22bb3d98 of the repository
+    mind-cluster).
     """
     npu = _npu()
     if npu is None or not hasattr(npu, "Event"):
@@ -95,5 +103,5 @@ def time_now() -> int:
     return int(event.recorded_time()) if hasattr(event, "recorded_time") else 0
 
 
-def _npu() -> Any:  # Any: torch_npu ships no types
+def _npu() -> Any:  # Any: torch_npu has no type annotations
     return getattr(sys.modules.get("torch"), "npu", None)

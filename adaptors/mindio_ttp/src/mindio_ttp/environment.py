@@ -1,6 +1,8 @@
 """
-Reads the environment variables of programs for MindIO. The names and ranges are those of MindIO TFT
-7.3.0. As in MindIO, a value out of its range is logged, and the default is used.
+Reads the environment variables that configure the library MindIO in a training program.
+
+The names of the variables and the ranges of their values are those of MindIO TFT 7.3.0. As in
+MindIO, a value out of its range is logged, and the default is used instead.
 """
 
 import json
@@ -11,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CARRIED = "TFT_MINDIO_LAUNCHED"
-"""The variable in which the launcher's variables are passed to the process that a tft agent
-starts."""
+"""The environment variable that carries saved variables of the launcher, as JSON, to the process
+that a tft agent starts."""
 ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
-"""The variable with the path of the socket where the controller listens for an orchestrator."""
-# The variables of a launcher that an agent of tft overwrites in the processes that it starts.
+"""The environment variable with the path of the socket at which the controller listens for an
+orchestrator (the manager of a cluster)."""
+# The launcher's variables that an agent of tft overwrites in the worker processes that it starts.
 _OVERWRITTEN = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -31,44 +34,50 @@ _OVERWRITTEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
     """
-    The values of the variables. Each description ends with the allowed range, and then the default,
-    in parentheses.
+    The values of the environment variables that configure MindIO in a training program.
+
+    The text of each field begins with the name of its environment variable.
     """
 
     mindspore: bool
-    """MINDIO_FOR_MINDSPORE: True if the program uses MindSpore (true or 1)."""
+    """MINDIO_FOR_MINDSPORE: True if the variable says that the program uses MindSpore (`true` or
+    `1`)."""
     task: str
-    """MINDX_TASK_ID: the name that the orchestrator gave to the job. Empty without an
-    orchestrator."""
+    """MINDX_TASK_ID: the name that an orchestrator (the manager of a cluster) gave to the job.
+    Empty without an orchestrator."""
     wait_orchestrator: int
-    """MINDIO_WAIT_MINDX_TIME: the seconds that an orchestrator may take to answer (1 to 3600,
-    30)."""
+    """MINDIO_WAIT_MINDX_TIME: the seconds that an orchestrator (the manager of a cluster) may take
+    to answer (1 to 3600, default 30)."""
     action_limit: int
-    """TTP_NORMAL_ACTION_TIME_LIMIT: the seconds that a function of the program may take (30 to
-    1800, 180)."""
+    """TTP_NORMAL_ACTION_TIME_LIMIT: the seconds that a registered function of the training program
+    may take (30 to 1800, default 180)."""
     retries: int
-    """TTP_RETRY_TIMES: the number of attempts to connect (1 to 300, 10)."""
+    """TTP_RETRY_TIMES: in MindIO, the number of attempts to connect to the controller. tft checks
+    the value, but does not use it (1 to 300, default 10)."""
     clean_before_dump: bool
-    """TTP_STOP_CLEAN_BEFORE_DUMP: True if the program is stopped and cleaned before it saves a last
-    checkpoint (0 or 1, 0)."""
+    """TTP_STOP_CLEAN_BEFORE_DUMP: True if the program's registered functions `stop` and `clean` are
+    called before the program saves a last checkpoint (0 or 1, default 0)."""
     framework: int
-    """TTP_FRAMEWORK_TYPE: the framework of the program, 1 for X1 (0 or 1, 0)."""
+    """TTP_FRAMEWORK_TYPE: the training framework of the program, 1 for the framework X1 (0 or 1,
+    default 0)."""
     certificate_period: int
-    """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two checks of certificates (24 to 720, 168)."""
+    """TTP_ACCLINK_CHECK_PERIOD_HOURS: in MindIO, the hours between two checks of certificates. tft
+    checks the value, but does not use it (24 to 720, default 168)."""
     certificate_ahead: int
-    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: the number of days before the end of a certificate at
-    which warnings begin (7 to 180, 30)."""
+    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: a warning is logged if a certificate expires within this
+    number of days (7 to 180, default 30)."""
     enters_again: bool = True
-    """MS_ENABLE_TFT: True if MindSpore enters its loop again after a fault, which needs UCE, HCCE
-    or ARF. Without these, MindSpore reports every error that leaves its loop as unknown, and
-    ends."""
+    """MS_ENABLE_TFT: True unless MindSpore's training loop cannot be entered again after a fault.
+    That is the case if the variable switches on TTP or TSP, but none of the features UCE, HCCE and
+    ARF. MindSpore then reports every error that leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each variable whose value was ignored because it is out of its range."""
+    """For each environment variable whose value was ignored because it is out of its range, a
+    sentence that says so."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
     """
-    Read the variables from `environ`."""
+    Read the environment variables that configure MindIO from `environ`. Return their values."""
     ignored: list[str] = []
 
     def within(name: str, least: int, most: int, default: int) -> int:
@@ -93,14 +102,17 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
         enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
-        ignored=tuple(ignored),  # last, because the arguments before it fill the list
+        ignored=tuple(ignored),  # must be last: the calls of `within` above fill this list
     )
 
 
 def _enters_again(enabled: str) -> bool:
     """
-    Return whether MindSpore's `Model.train` enters its loop again after a fault. `enabled` is the
-    value of MS_ENABLE_TFT. It is searched for the same texts as in `Model.train`.
+    Return whether MindSpore's `Model.train` enters its training loop again after a fault.
+
+    `enabled` is the value of the environment variable MS_ENABLE_TFT. This function searches the
+    value for the same texts as `Model.train` does. The result is also True if the value switches on
+    neither of the features TTP and TSP.
     """
     is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
     return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
@@ -112,23 +124,24 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
     """
-    The variables that say where log lines are written.
+    The settings of the log of this package, from the environment variables TTP_LOG_PATH,
+    TTP_LOG_STDOUT, TTP_LOG_LEVEL and TTP_LOG_MODE.
     """
 
     directory: Path | None = None
     """TTP_LOG_PATH: the directory of the log file (default `logs`). None if TTP_LOG_STDOUT is 1:
     then lines go to standard output, and there is no file."""
     level: str = "INFO"
-    """TTP_LOG_LEVEL: the lowest level of a line that is written."""
+    """TTP_LOG_LEVEL: the lowest level of the log lines that are written."""
     shared: bool = False
-    """True if TTP_LOG_MODE is ONLY_ONE: then all processes write to one file. Otherwise each
-    process has its own file."""
+    """True if TTP_LOG_MODE is ONLY_ONE: then all processes write to one log file. Otherwise each
+    process has its own log file."""
 
 
 def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     """
-    Read the variables of logging. An invalid value is ignored without a message, because no log
-    exists yet.
+    Read the environment variables that configure the log of this package. Return the settings. An
+    invalid value is ignored without a message, because no log exists yet.
     """
     level = environ.get("TTP_LOG_LEVEL", "").upper()
     printed = environ.get("TTP_LOG_STDOUT") == "1"
@@ -141,14 +154,15 @@ def logging(environ: Mapping[str, str] = os.environ) -> Logging:
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """
-    Return the value of the variable `name`. Return None if the variable is not set.
+    Return the value of the environment variable `name`. Return None if the variable is not set.
     """
     return environ.get(name)
 
 
 def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set TTP_STOP_CLEAN_BEFORE_DUMP to 1, for this process and the processes that it starts.
+    Set the environment variable TTP_STOP_CLEAN_BEFORE_DUMP to 1, for this process and its child
+    processes. The program's functions `stop` and `clean` are then called before a last checkpoint.
     """
     environ["TTP_STOP_CLEAN_BEFORE_DUMP"] = "1"
 
@@ -164,15 +178,17 @@ class Place:
     local_world: int
     """The number of ranks on this machine."""
     machine: int
-    """The number of this machine in the job."""
+    """The number of this machine among the machines of the job, counted from 0."""
 
 
 def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
     """
-    Read the place of this process from the variables of launchers.
+    Return the place of this process among the processes of its machine, from the environment
+    variables that launchers such as torchrun set.
 
-    If the variables are not set, the place is computed: with `alone=True` as if all ranks were on
-    one machine, with `alone=False` as if each rank were on a machine of its own.
+    If these variables are not set, the place is computed from `rank` and `world`. With `alone=True`
+    all ranks are assumed to be on one machine. With `alone=False` each rank is assumed to be on a
+    machine of its own.
     """
     local_rank, local_world = (rank, world) if alone else (0, 1)
     local_rank = int(environ.get("LOCAL_RANK", local_rank))
@@ -187,8 +203,8 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Save the launcher's variables in one other variable, because an agent of tft overwrites them.
-    `restore` sets them again.
+    Save the environment variables that the launcher has set, because an agent of tft overwrites
+    them. They are saved in one other variable, from which `restore` sets them again.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)
@@ -196,11 +212,11 @@ def carry(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """
-    Return the address of the hub, the process of tft that serves the rendezvous store of the
-    program.
+    Return the address of the hub, which is the process of tft that serves the rendezvous store of
+    the training program.
 
-    Return None if the launcher serves a store, as torchrun does. Call this function before
-    `restore`.
+    Return None if the launcher itself serves a rendezvous store, as torchrun does. Call this
+    function before `restore`, which overwrites the variables that this function reads.
     """
     launcher = json.loads(environ.get(_CARRIED, "{}"))
     if launcher.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -210,8 +226,10 @@ def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
 
 def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set the variables that torch.distributed reads for `env://`, so that it uses the store at this
-    address. Also make it serve no store in rank 0.
+    Set the environment variables from which `init_process_group` of torch.distributed learns the
+    address of its rendezvous store (method `env://`). The store at `host` and `port` is then used.
+
+    The variable TORCHELASTIC_USE_AGENT_STORE is set too, so that rank 0 serves no store itself.
     """
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -219,8 +237,8 @@ def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ
 
 def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set the launcher's variables that `carry` has saved, so that the program uses the launcher's
-    rendezvous address. Do nothing if none were saved.
+    Set the environment variables of the launcher again that `carry` has saved. The training program
+    then uses the launcher's rendezvous address. Do nothing if `carry` has saved no variables.
     """
     if _CARRIED not in environ:
         return
@@ -232,16 +250,16 @@ def restore(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def orchestrator_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
-    Return the path of the socket at which the controller listens for an orchestrator. Return None
-    if no orchestrator is expected.
+    Return the path of the socket at which the controller listens for an orchestrator (the manager
+    of a cluster). Return None if no orchestrator is expected.
     """
     return Path(environ[ORCHESTRATOR]) if environ.get(ORCHESTRATOR) else None
 
 
 def with_orchestrator(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
-    Return a copy of the environment for a controller that must listen for an orchestrator at
-    `path`.
+    Return environment variables for a controller process that must listen for an orchestrator at
+    the socket `path`. They are a copy of `environ` with one more variable.
     """
     return {**environ, ORCHESTRATOR: str(path)}
 
@@ -255,6 +273,7 @@ def below_tft(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run_options(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
-    Return the options that the user has set for `tft run` in TFT_RUN_OPTIONS.
+    Return the options of the command `tft run` that the user has set in the environment variable
+    TFT_RUN_OPTIONS.
     """
     return shlex.split(environ.get("TFT_RUN_OPTIONS", ""))

@@ -1,10 +1,11 @@
 """
-An all-gather of facts among all ranks, independent of the program's own process groups.
+An all-gather of facts among all ranks, independent of the program's own process groups: each rank
+sends some facts about itself, and receives the facts of all ranks.
 
-One process, the hub, serves the all-gathers. An agent starts the hub, and starts it again when it
-ends. Each rank sends one line of JSON to the hub, and gets back the lines of all ranks. At the same
-port the hub serves a rendezvous store of torch (TCPStore): it forwards the bytes of clients that
-speak the protocol of this store.
+One process, the hub, serves the all-gathers. An agent starts the hub, and starts a new hub when the
+hub ends. Each rank sends one line of JSON to the hub, and gets back the facts of all ranks. At the
+same port the hub also offers a rendezvous store of torch (TCPStore). For clients that speak the
+protocol of this store, the hub forwards bytes between the client and the store.
 """
 
 import json
@@ -22,42 +23,47 @@ from typing import Any
 from mindio_ttp import torch_groups
 
 _HUB = "hub-"
-"""The beginning of the names of the files by which all nodes agree on one hub. Each file has the
-address of a hub."""
+"""The beginning of the names of the files by which all nodes agree on one hub (the process that
+serves all-gathers). Each file contains the address and the token of a hub."""
 _ANSWER = 5.0
-"""Seconds within which a hub must answer the request for its token."""
+"""The seconds within which a hub must answer the request for its token, the random text by which
+the hub is recognised."""
 _BLOCK = 2**16
-"""The most bytes that are forwarded at a time."""
+"""The largest number of bytes that the hub forwards at a time between a client and the store of
+torch."""
 
 Body = Mapping[str, Any]
-"""The facts that a rank sends about itself. Any: JSON."""
+"""The facts that a rank sends about itself. Any: values that JSON can represent."""
 
 
 class Hub(socketserver.ThreadingTCPServer):
     """
-    The server of the all-gathers. When the last rank of an all-gather has sent its facts, the hub
-    answers all ranks of it.
+    The server of the all-gathers, in which ranks exchange facts about themselves. When the last
+    rank of an all-gather has sent its facts, the hub sends the facts of all ranks to each rank.
     """
 
     daemon_threads = True
     allow_reuse_address = True
-    request_queue_size = 1024  # all ranks may connect at the same time
+    request_queue_size = 1024  # large, because all ranks may connect at the same time
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Any = None
-        """A store of torch (TCPStore). None until a client of such a store first connects."""
+        """The rendezvous store of torch (TCPStore) that the hub offers. None until a client of the
+        store first connects."""
         self.token = secrets.token_hex(16)
-        """A random text by which the hub is recognised: another process at its address has another
-        token, or none."""
+        """A random text by which this hub is recognised. Another process that listens at the same
+        address later has another token, or none."""
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
         """
         Record that one more rank takes part in the all-gather `name`. When `world` ranks take part,
-        send the facts of all ranks to each of them.
+        send the facts of all ranks to each rank.
+
+        `facts` are the facts of the rank `rank`, and `member` is the connection to it.
         """
         with self._turn:
             members = self._members.setdefault(name, {})
@@ -70,7 +76,8 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def torch_store(self) -> tuple[str, int]:
         """
-        Return the address of a store for `torch.distributed`. The first call opens the store.
+        Return the host and the port of the rendezvous store for `torch.distributed`. The first call
+        opens the store.
         """
         host = str(self.server_address[0])
         with self._opening:
@@ -80,8 +87,10 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
-        Remove a rank from the all-gather `name`, because its connection has ended. The all-gather
-        then waits for another process of this rank.
+        Remove a rank from the all-gather `name`, because the connection of the rank has ended. If
+        the all-gather is not complete, it then waits for another process of this rank.
+
+        Do nothing if the rank has joined again over another connection than `member`.
         """
         with self._turn:
             members = self._members.get(name, {})
@@ -95,7 +104,7 @@ class _Member(socketserver.StreamRequestHandler):
     server: Hub
 
     def handle(self) -> None:
-        # a rank sends JSON, which begins with a brace; other clients want torch's store
+        # a rank sends JSON, which begins with a brace; any other client wants to use torch's store
         if self.connection.recv(1, socket.MSG_PEEK) not in (b"{", b""):
             return self._relay()
         name, rank = "", -1
@@ -108,14 +117,14 @@ class _Member(socketserver.StreamRequestHandler):
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
-            pass  # the connection was reset, because the process of the rank was killed
+            pass  # the connection was reset, for example because the process of the rank was killed
         finally:
             self.server.part(name, rank, self)
 
     def _relay(self) -> None:
         """
-        Forward bytes between a client of torch's store and the store, until either connection has
-        ended.
+        Forward bytes in both directions between a client and torch's rendezvous store. Return when
+        the connection to the client or to the store has ended.
         """
         with suppress(OSError), socket.create_connection(self.server.torch_store()) as store:
             other = {self.connection: store, store: self.connection}
@@ -128,7 +137,8 @@ class _Member(socketserver.StreamRequestHandler):
 
     def tell(self, said: Body) -> None:
         """
-        Send `said` to the rank as a line of JSON. Do nothing if its connection has ended.
+        Send `said` to the rank as a line of JSON. Do nothing if the connection to the rank has
+        ended.
         """
         with suppress(OSError):
             self.wfile.write(json.dumps(said).encode() + b"\n")
@@ -136,7 +146,7 @@ class _Member(socketserver.StreamRequestHandler):
 
 class Gathering:
     """
-    The connection of one rank to the hub, for one all-gather.
+    The connection of one rank to the hub (the server of all-gathers), for one all-gather.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -145,10 +155,10 @@ class Gathering:
 
     def join(self, name: str, rank: int, world: int, facts: Body) -> dict[int, Body]:
         """
-        Take part in the all-gather `name` with `facts`. Wait until `world` ranks take part. Return
-        the facts of each rank.
+        Take part in the all-gather `name`: send `facts` about this rank to the hub, and wait until
+        `world` ranks take part. Return the facts of each rank, by rank.
 
-        Raises `ConnectionError` if the hub has ended, or `abort` was called.
+        Raises `ConnectionError` if the hub has ended, or if `abort` was called.
         """
         said = {"name": name, "rank": rank, "world": world, "facts": facts}
         with self._socket, self._socket.makefile("rwb") as line:
@@ -163,20 +173,22 @@ class Gathering:
 
     def abort(self) -> None:
         """
-        Make a waiting `join` raise `ConnectionError`. May be called from any thread.
+        Make a call of `join` that waits raise `ConnectionError`. This method may be called from any
+        thread.
         """
-        with suppress(OSError):  # the connection may have ended
+        with suppress(OSError):  # the connection may have ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     """
-    Return the address of the hub that all ranks of a job use before their first order.
+    Return the address of the hub that all ranks of a job use before the controller's first order. A
+    hub is a process that serves all-gathers and a rendezvous store.
 
-    Each node may have a hub, but all ranks must use the same one. Its address is in the newest file
-    in `directory`, which all nodes can read. If there is no such file, or the hub in it no longer
-    answers, this call writes a new file with the hub of this node. `host` and `port` are the
-    address of the hub of this node.
+    Each node may have a hub, but all ranks must use the same hub. The address of that hub is in the
+    newest file in `directory`, which all nodes can read. If there is no such file, this function
+    writes a file with the hub of this node. It writes a new file also if the hub that the newest
+    file names no longer answers. `host` and `port` are the address of the hub of this node.
 
     Raises `ConnectionError` if the hub of this node is needed and does not answer.
     """
@@ -196,7 +208,7 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
         beside = directory / f".{_HUB}{secrets.token_hex(8)}"
         beside.write_text(f"{host} {port} {own}")
         try:
-            # `link` fails if the file exists, so only one rank writes the file of this number
+            # `os.link` fails if the file exists already, so only one rank can create this file
             os.link(beside, directory / f"{_HUB}{number}")
         except FileExistsError:
             continue
@@ -207,8 +219,8 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
 
 def token_of(host: str, port: int) -> str:
     """
-    Ask the hub at this address for its token, the random text by which a hub is recognised. Return
-    an empty text if no hub answers.
+    Return the token of the hub at this address. The token is a random text by which a hub is
+    recognised. Return an empty text if no hub answers.
     """
     try:
         with socket.create_connection((host, port), timeout=_ANSWER) as hub:
@@ -222,7 +234,9 @@ def token_of(host: str, port: int) -> str:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Run the hub until this process ends. Call `opened` with the port at which the hub listens.
+    Run the hub, the server of all-gathers and of a rendezvous store, until this process ends. When
+    the hub listens at its port, call the function `opened` with the port. If `port` is 0, the
+    system chooses a free port.
     """
     with Hub(host, port) as hub:
         opened(int(hub.server_address[1]))

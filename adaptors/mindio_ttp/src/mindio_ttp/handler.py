@@ -1,6 +1,6 @@
 """
-The decorator `tft_exception_handler` for a training function. The decorator calls the training
-function again after every incident.
+The decorator `tft_exception_handler` for the training function of a program. The decorated function
+calls the training function again after every incident.
 """
 
 import functools
@@ -27,10 +27,12 @@ def tft_register_exception_handler(
     fault_pattern: str, fault_type: str, fault_handle: Handle
 ) -> None:
     """
-    Classify errors whose text contains `fault_pattern` as `fault_type`, the name of a
-    `ReportState`.
+    Make errors whose text contains `fault_pattern` count as errors of the type `fault_type`.
 
-    `fault_handle` is a function that takes the text of the error and returns the name of the error.
+    `fault_type` is the name of a `ReportState` (the reason why a rank has left its training loop).
+    `fault_handle` is a function that takes the text of such an error and returns the name of the
+    error. The type `fault_type` applies if that name is `fault_pattern`. Any other name must be one
+    that is already known, and decides the type instead.
     """
     call = "tft_register_exception_handler"
     # an empty pattern is refused too, because it would match every error
@@ -46,13 +48,14 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
     """
     Return a function that calls the training function `func` again after every incident.
 
-    The positional arguments are kept in one list for the whole job. Every registered function of
-    the program receives this list and may change it. The next call of the training function gets
-    the entries of the list. Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at
-    mind-cluster 22bb3d98.
+    The positional arguments of the training function are kept in one list for the whole job. Every
+    registered function of the program receives this list as `args`, and may change it. The next
+    call of the training function gets the entries of the list as its arguments. Source: `wrapper`
+    in MindIO's `ttp_decorator.py` (lines 926 to 939 at commit 22bb3d98 of the repository
+    mind-cluster).
 
-    Raises `TypeError` if `func` cannot be called. The returned function raises `JobEnded` when the
-    job ends before it has returned.
+    Raises `TypeError` if `func` cannot be called. The returned function raises `JobEnded` if the
+    job ends before all ranks have trained all their steps.
     """
     checks.function("tft_exception_handler", func)
 
@@ -79,8 +82,8 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 if processor.completed:
                     return result
                 continue  # `finish` has returned because the ranks must train earlier steps again
-            # Report after the `except` block: within it, the traceback would keep the frames of the
-            # training loop and their device memory alive.
+            # Report the error only after the `except` block. Within that block, the traceback would
+            # keep the frames of the training loop and their device memory alive.
             processor.report(found.state, found.code, found.said)
             processor.wait()
             device.release_memory()
@@ -90,8 +93,8 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
 
 def _loses_memory(error: RuntimeError) -> bool:
     """
-    Return whether an error in a registered function of the program says that the device has lost
-    memory.
+    Return whether `error`, which a registered function of the program has raised, says that the
+    device has lost memory.
     """
     found = patterns.classify(error, repairs=processor.told.uce)
     return found.state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
@@ -99,9 +102,11 @@ def _loses_memory(error: RuntimeError) -> bool:
 
 def _found(error: RuntimeError) -> Found:
     """
-    Classify `error` by its text, and return the result. If a function that the program has
-    registered for this fails, raise the exception of that function. If `error` is a fault and
-    training had not begun, raise `error` itself.
+    Classify `error`, which has ended the training function, by its text. Return the result.
+
+    The program can register functions that take part in the classification. If such a function
+    fails, raise the exception of that function. If `error` is a fault, and training had not begun
+    yet, raise `error` itself.
     """
     try:
         found = patterns.classify(error, repairs=processor.told.uce)
@@ -118,10 +123,11 @@ def _found(error: RuntimeError) -> Found:
 
 def _give_up(error: Exception) -> None:
     """
-    Report an error after which this process cannot continue.
+    Report `error`, after which this process cannot continue. Raises `JobEnded` when the job has
+    ended for this rank.
 
-    Report nothing before training has begun, because the process then ends with the error, and the
-    agent sees that it ends.
+    Do nothing if training has not begun yet. The process then ends with the error, and the agent
+    notices the end of the process.
     """
     if processor.begun:
         log.error("loop_left", state=ReportState.RS_UNKNOWN.name, exc_info=error)

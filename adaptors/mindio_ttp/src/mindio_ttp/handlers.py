@@ -1,6 +1,6 @@
 """
-Stores the functions that a program registers with `tft_register_…_handler`, and calls them with the
-arguments that MindIO passes.
+Stores the functions that a training program registers with `tft_register_…_handler`. Calls these
+functions with the same arguments as the library MindIO does.
 """
 
 from collections.abc import Callable
@@ -33,24 +33,26 @@ NAMES = (
 @dataclass(slots=True)
 class Handlers:
     """
-    The functions that the program has registered, by name. A function that is registered later
-    replaces an earlier function of the same name.
+    The functions that the training program has registered, each under a name of `NAMES`. If two
+    functions are registered under the same name, the later function replaces the earlier function.
     """
 
     mindspore: bool = False
     limit: float = 180.0
-    """The seconds that a function may take. A warning is logged if a function takes longer."""
+    """The seconds that a registered function may take. A warning is logged if a function takes
+    longer."""
     device: int | None = None
-    """The torch_npu device of this process. It becomes the current device before each call, because
-    functions are called on several threads."""
+    """The number of the torch_npu device of this process. This device becomes the current device of
+    the calling thread before each call, because functions are called on several threads."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
-    """Maps a name to the registered function and to the context that was registered with it."""
+    """Maps a name to the registered function, and to the context that was registered with the
+    function."""
     clock: Clock = field(default_factory=SystemClock)
 
-    def register(self, name: str, function: Any, context: Any) -> None:  # Any: not yet checked
+    def register(self, name: str, function: Any, context: Any) -> None:  # Any: not checked yet
         """
-        Register a function of the program under `name`, with the `context` that some functions get
-        as their last argument. Raises `TypeError` if the function cannot be called.
+        Register `function`, a function of the training program, under `name`. Some functions get
+        the `context` as their last argument. Raises `TypeError` if `function` cannot be called.
         """
         called = checks.function(f"tft_register_{name}_handler", function)
         self._known[name] = (called, context)
@@ -63,8 +65,9 @@ class Handlers:
 
     def call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         """
-        Call the function `name` with the arguments `told`, and return its result. If functions of
-        this name get a context, add the registered context as the last argument.
+        Call the function that is registered under `name` with the arguments `told`. Return the
+        result of the function. If functions with this name get a context, pass the registered
+        context as the last argument.
         """
         began = self.clock.now()
         try:

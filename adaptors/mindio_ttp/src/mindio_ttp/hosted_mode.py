@@ -1,10 +1,11 @@
 """
-Functions for another adaptor of tft, such as that for MindSpore, whose programs call MindIO.
+Functions for an adaptor of tft other than `mindio`, if the training programs of that adaptor also
+call the library MindIO. The adaptor for MindSpore is an example.
 
-That adaptor captures the state and sends it to other ranks, and the program calls `framework_ttp`
-as usual. Of the functions that the program registers, only those are called that save or rename a
-checkpoint, end the process or decrypt a password. The adaptor decides when a checkpoint is saved
-and renamed.
+The other adaptor captures the training state and sends the state to other ranks. The program calls
+the functions of `mindio_ttp.framework_ttp` as usual. Of the functions that the program registers,
+tft calls only those that save or rename a checkpoint, end the process or decrypt a password. The
+other adaptor decides when a checkpoint is saved and renamed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from tft.errors import JobEnded, OrderRefused
 
 def for_mindspore() -> None:
     """
-    Treat the program as a program for MindSpore, as if MINDIO_FOR_MINDSPORE were set.
+    Treat the training program as a program for MindSpore, as if the environment variable
+    MINDIO_FOR_MINDSPORE were set.
 
     Call this function before the program registers functions.
     """
@@ -27,10 +29,11 @@ def for_mindspore() -> None:
 
 def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
     """
-    Join the job as `tft_start_processor` does, with the named adaptor of tft. Return the session.
+    Join the job as the function `tft_start_processor` does, but with the adaptor of tft that has
+    the name `adaptor`. Return the session. The controller has the address `master_ip` and `port`.
 
     The caller must then pass the objects of the training state to `session.adopt`. Raises an
-    `Exception` if the job uses another adaptor.
+    `Exception` if the process cannot join the job, or if the job uses another adaptor.
     """
     processor.start(master_ip, port, "", adaptor)
     session = processor.session
@@ -44,7 +47,8 @@ def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
 
 def count_by(position: Callable[[], int]) -> None:
     """
-    Set the function `position`, which returns the step of the program to which the state belongs.
+    Set the function `position`, which returns the step to whose end the training state belongs. The
+    step is numbered by the program's own count.
 
     `position` is called whenever this rank enters its training loop.
     """
@@ -53,8 +57,8 @@ def count_by(position: Callable[[], int]) -> None:
 
 def enter() -> None:
     """
-    Report that this rank enters its training loop. Return when all ranks have entered their loops.
-    Raises `JobEnded` if the job ends instead.
+    Report that this rank enters its training loop. Return when all ranks have entered their
+    training loops. Raises `JobEnded` if the job ends before that.
     """
     processor.enter()
     if processor.exit_code is not None:
@@ -65,7 +69,8 @@ def in_window() -> bool:
     """
     Return whether the update window is open.
 
-    It is open after `tft_start_updating_os`, until `tft_end_updating_os`.
+    The window is open after the program has called `tft_start_updating_os`, until it calls
+    `tft_end_updating_os`.
     """
     return processor.window
 
@@ -75,9 +80,10 @@ def finish() -> bool:
     Report that the program has trained all its steps. Return True when all ranks have trained all
     their steps.
 
-    Return False if this rank must train further, because the other ranks were set back to an
-    earlier step. The program must then report that it has left its loop, and wait for the next
-    action. Raises `JobEnded` if the job ends instead.
+    Return False if this rank must train further, because all ranks were set back to an earlier
+    step. The program must then report that it has left its training loop, and call
+    `tft_wait_next_action`. Raises `JobEnded` if the job ends before all ranks have trained all
+    their steps.
     """
     processor.finish()
     if processor.exit_code is not None:
@@ -94,15 +100,16 @@ def exit_code() -> int:
 
 def program_step(step: int) -> int:
     """
-    Return the program's number for a step of the job. Raises `OrderRefused` if it is not known yet.
+    Return the number that the program itself gives to `step`, a step by tft's count. Raises
+    `OrderRefused` if that number is not known yet.
     """
     return processor.program.program_step(step)
 
 
 def save(step: int, ranks: Sequence[int]) -> None:
     """
-    Call the program's function that saves a checkpoint. `step` is the step by the program's count.
-    `ranks` are the ranks that save.
+    Call the function that the program has registered to save a checkpoint. `step` is the step of
+    the checkpoint, by the program's own count. `ranks` are the ranks that save.
 
     Raises `OrderRefused` if the program has registered no such function.
     """
@@ -116,8 +123,8 @@ def save(step: int, ranks: Sequence[int]) -> None:
 
 def rename(step: int) -> None:
     """
-    Call the program's function that gives the checkpoint its final name, if it has registered one.
-    Call this function when all ranks have saved.
+    Call the function of the program that gives the checkpoint of `step` its final name, if the
+    program has registered such a function. Call `rename` when all ranks have saved their parts.
     """
     if processor.handlers.has("rename"):
         processor.handlers.call("rename", step)

@@ -1,12 +1,13 @@
 """
-Starts and finds the controller of a job for the manager of a cluster. The controller is a process
+Starts and finds the controller of a job, for the manager of a cluster. The controller is a process
 that runs the command `tft lead`.
 
-There is one such process for each address and job. The process outlives the manager that has
-started it. The next manager finds the process by two files in a directory of this user:
+There is one controller process for each address and job. The controller outlives the process of the
+manager that has started it. The next process of the manager finds the controller by two files in a
+directory of this user:
 
-    NAME.lock     locked by the process as long as it runs; contains its pid
-    NAME          the socket of the controller
+    NAME.lock     locked by the controller as long as it runs; contains the pid of the controller
+    NAME          the socket at which the controller listens
 """
 
 import fcntl
@@ -28,8 +29,8 @@ _MODE = 0o700
 
 class Lead:
     """
-    The `tft lead` process of one job at one address. The process may not exist yet, or may have
-    ended.
+    The process of the command `tft lead` (the controller) of one job at one address. The process
+    may not exist yet, or may have ended.
     """
 
     def __init__(self, job: str, world: int, host: str, port: int) -> None:
@@ -41,20 +42,20 @@ class Lead:
 
     def start(self, words: Sequence[str]) -> bool:
         """
-        Start `tft lead` with the arguments `words`, and return True. Return False if a `tft lead`
-        of this job runs already.
+        Start a process of the command `tft lead` (the controller) with the arguments `words`, and
+        return True. Return False if a controller of this job runs already.
         """
         lock = self._take()
         if lock is None:
             if self.code() is not None:
-                self._process = None  # another process has started the running `tft lead`
+                self._process = None  # the running controller was started by another process
             return False
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tft", "lead", *words],
                 env=environment.with_orchestrator(self.desk),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(lock,),  # the child keeps the file locked until it ends
+                pass_fds=(lock,),  # the child inherits the lock, and keeps it until it ends
                 start_new_session=True,
             )
             os.truncate(lock, 0)
@@ -65,7 +66,8 @@ class Lead:
 
     def lives(self) -> bool:
         """
-        Return True if a `tft lead` of this job is running, whichever process has started it.
+        Return True if a controller (`tft lead`) of this job is running, no matter which process has
+        started the controller.
         """
         lock = self._take()
         if lock is None:
@@ -75,7 +77,8 @@ class Lead:
 
     def tidy(self) -> None:
         """
-        Remove the socket and the lock file if no `tft lead` of this job is running.
+        Remove the socket of the controller and its lock file, if no controller (`tft lead`) of this
+        job is running.
         """
         lock = self._take()
         if lock is not None:
@@ -85,16 +88,16 @@ class Lead:
 
     def code(self) -> int | None:
         """
-        Return the exit status of the `tft lead` that this object has started.
+        Return the exit status of the controller process (`tft lead`) that this object has started.
 
-        Return None if it is still running, or if this object has started none.
+        Return None if the process is still running, or if this object has started no process.
         """
         return None if self._process is None else self._process.poll()
 
     def pid(self) -> str:
         """
-        Return the pid of the `tft lead` of this job, as a text for a message. Return "unknown" if
-        the lock file has no pid.
+        Return the pid of the controller process (`tft lead`) of this job, as a text for a message.
+        Return "unknown" if the lock file contains no pid or does not exist.
         """
         with suppress(FileNotFoundError):
             return self._lock.read_text().strip() or "unknown"
@@ -102,7 +105,8 @@ class Lead:
 
     def _take(self) -> int | None:
         """
-        Lock the lock file and return its descriptor. Return None if a `tft lead` has locked it.
+        Lock the lock file of the controller, and return the descriptor of the file. Return None if
+        the file is locked already, by a running controller (`tft lead`).
         """
         while True:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -114,16 +118,16 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            os.close(lock)  # another process has removed the file in `tidy` meanwhile
+            os.close(lock)  # another process has removed this lock file meanwhile, in `tidy`
 
 
 def _room() -> Path:
     """
-    Return the directory for the sockets and lock files of this user. Create it if it does not
-    exist.
+    Return the directory for the sockets and lock files of the controllers of this user. Create the
+    directory if it does not exist.
 
-    Raises `Refused` if another user can open the directory, because a user who can open the socket
-    can control the job.
+    Raises `Refused` if the directory belongs to another user, or if other users can open it. A user
+    who can open the socket of a controller can control the job.
     """
     room = Path(tempfile.gettempdir()) / f"tft-mindio-{os.getuid()}"
     with suppress(FileExistsError):

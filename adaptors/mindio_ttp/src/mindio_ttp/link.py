@@ -1,9 +1,10 @@
 """
-The connection between the controller's process and the process of the orchestrator.
+The connection between the process of the controller and the process of an orchestrator (the manager
+of a cluster).
 
-The negotiation runs in the process of the controller. The functions of the orchestrator run in the
-process of the orchestrator. The two processes exchange lines of JSON over a socket of this machine.
-If no orchestrator is connected, the controller decides without one.
+The controller sends reports about faults to the orchestrator, and the orchestrator calls the
+controller to choose a recovery. The two processes exchange lines of JSON over a Unix socket. If no
+orchestrator is connected, the controller decides without an orchestrator.
 """
 
 import json
@@ -20,15 +21,16 @@ import structlog
 log = structlog.get_logger()
 
 ANSWER_LIMIT = 10.0
-"""Seconds within which the process of the controller must answer a call. It answers before the call
-has taken effect, so this is short."""
+"""The seconds within which the process of the controller must answer a call of an orchestrator.
+This limit is short, because the process answers before the call has taken effect."""
 PAUSE = 0.1
-"""Seconds between two attempts to connect to a controller, which may still be starting."""
+"""The seconds between two attempts of an orchestrator to connect to a controller, which may still
+be starting."""
 
 ENDS, NOBODY, STAYS = 0, 1, 2
-"""The results of the call `release`, by which a manager of a cluster gives up its controller.
-`ENDS`: the controller ends. `NOBODY`: no controller has answered. `STAYS`: the controller runs on
-until its job is over."""
+"""The possible results of the call `release`, by which the manager of a cluster says that it no
+longer needs its controller. `ENDS`: the controller ends. `NOBODY`: no controller has answered.
+`STAYS`: the controller runs on until its job is over."""
 
 
 class Call(Protocol):
@@ -38,11 +40,11 @@ class Call(Protocol):
 
     def __call__(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
         """
-        Carry out the call `name` of an orchestrator. Return 0, or 1 if the call cannot be carried
-        out. The call `release` has other results too.
+        Carry out the call with the name `name` of an orchestrator. Return 0, or 1 if the call
+        cannot be carried out. The call `release` returns `ENDS` or `STAYS` instead.
 
         Several orchestrators may be connected, and only one of them decides. `speaks` is True if
-        the call comes from that one.
+        the call comes from the orchestrator that decides.
         """
 
 
@@ -50,8 +52,9 @@ class Desk:
     """
     The server in the controller's process to which orchestrators connect.
 
-    If several orchestrators are connected, only the one that has connected last decides and gets
-    the reports. When it disconnects, the one that has connected before it takes its place.
+    If several orchestrators are connected, only the orchestrator that has connected last decides
+    and gets the reports. When this orchestrator disconnects, the orchestrator that had connected
+    before it decides from then on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,10 +66,11 @@ class Desk:
 
     def open(self, call: Call, changed: Callable[[], None]) -> None:
         """
-        Listen for orchestrators. A socket file that an earlier controller has left is replaced.
+        Listen for orchestrators at the socket. If an earlier controller has left a socket file,
+        replace that file.
 
-        `call` carries out the calls of orchestrators. `changed` is called when the orchestrator
-        that decides has changed, or when none is left.
+        The function `call` carries out the calls of orchestrators. The function `changed` is called
+        when the orchestrator that decides has changed, or when no orchestrator is left.
         """
         self._call, self._changed = call, changed
         self._path.unlink(missing_ok=True)
@@ -85,7 +89,8 @@ class Desk:
 
     def hear(self, name: str, *facts: Any) -> None:  # Any: values that JSON can represent
         """
-        Send a report to the orchestrator that decides.
+        Send the report `name` with its `facts` to the orchestrator that decides. Do nothing if no
+        orchestrator is connected.
         """
         for guest in self._guests[-1:]:
             self._tell(guest, {"report": name, "facts": _plain(facts)})
@@ -110,28 +115,30 @@ class Desk:
             was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            if was_heard:  # if another one has left, the orchestrator that decides is the same
+            # if any other orchestrator has left, the orchestrator that decides is still the same
+            if was_heard:
                 self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
             return self._call(name, arguments, speaks=guest in self._guests[-1:])
-        except Exception:  # an error in a call must not end this thread
+        except Exception:  # an error in one call must not end this thread
             log.exception("orchestrator_not_followed", call=name)
             return 1
 
     def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
-        # ignore an error here: `_serve`, which reads from the connection, notices its end
+        # ignore an error of the connection: `_serve` reads from the connection, and notices its end
         with self._writing, suppress(OSError):
             guest.sendall(json.dumps(said).encode() + b"\n")
 
 
 class Line:
     """
-    The connection to the controller, in the process of an orchestrator.
+    The connection to the controller, in the process of an orchestrator (the manager of a cluster).
 
-    `heard` is called on a separate thread with the name and the facts of each report of the
-    controller. If the connection ends, the object connects again as soon as a controller listens.
+    The function `heard` is called on a separate thread, with the name and the facts of each report
+    of the controller. If the connection ends, this object connects again as soon as a controller
+    listens.
     """
 
     def __init__(self, path: Path, heard: Callable[[str, list[Any]], None]) -> None:
@@ -145,14 +152,14 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # `heard` needs a separate thread, because it may call the controller and wait for the
-        # answer, which the first thread receives
+        # `heard` needs a thread of its own: it may call the controller and wait for the answer,
+        # which the thread of `_keep` receives
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can represent
         """
-        Send the call `name` to the controller and return its answer. Return 1 if no controller is
-        connected, or if it does not answer within `ANSWER_LIMIT`.
+        Send the call `name` to the controller, and return the controller's answer. Return 1 if no
+        controller is connected, or if the controller does not answer within `ANSWER_LIMIT`.
         """
         with self._calling, self._turn:
             line = self._socket
@@ -169,19 +176,20 @@ class Line:
                 lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
             )
             answer = self._answers.get(number, 1)
-            self._answers.clear()  # other answers belong to calls that have timed out
+            self._answers.clear()  # any other answer is for a call that has timed out
             return answer
 
     def there(self, limit: float) -> bool:
         """
-        Wait up to `limit` seconds until a controller is connected. Return False if none is.
+        Wait up to `limit` seconds until a controller is connected. Return whether a controller is
+        connected then.
         """
         with self._turn:
             return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
 
     def close(self) -> None:
         """
-        Close the connection, because the orchestrator no longer takes part.
+        Close the connection to the controller, and do not connect again.
         """
         self._closed.set()
         self._reports.put(None)
@@ -190,8 +198,8 @@ class Line:
 
     def _keep(self) -> None:
         """
-        Connect to the controller, receive its lines, and connect again when the connection ends,
-        until `close` is called.
+        Connect to the controller, and receive the answers and reports that the controller sends.
+        When the connection ends, connect again. Return when `close` is called.
         """
         while not self._closed.is_set():
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -229,7 +237,8 @@ class Line:
 
     def _report(self) -> None:
         """
-        Call `heard` with the reports, one after another in their order.
+        Call the function `heard` with each received report, one after another, in the order of
+        their arrival. Return when `close` is called.
         """
         while (report := self._reports.get()) is not None:
             self._heard(*report)
@@ -243,9 +252,11 @@ def _lines(line: socket.socket) -> Iterator[Any]:
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:
     """
-    Return the values with each dict replaced by a list of pairs that `ranks` converts back.
+    Return the values in a form that JSON can represent: each dict is replaced by a list of its
+    pairs, under the key "ranks". The function `ranks` converts this form back.
 
-    The keys of these dicts are ranks, and JSON does not allow numbers as keys.
+    The replacement is necessary because the keys of these dicts are ranks, and JSON does not allow
+    numbers as keys.
     """
     return [
         {"ranks": sorted(value.items())} if isinstance(value, dict) else value for value in values
@@ -254,8 +265,8 @@ def _plain(values: tuple[Any, ...]) -> list[Any]:
 
 def ranks(value: Any) -> Any:
     """
-    Convert the list of pairs that `_plain` has made back to a dict. Return any other value
-    unchanged.
+    Return the dict that `_plain` has replaced by `value`, a list of pairs under the key "ranks".
+    Return any other value unchanged.
     """
     if isinstance(value, dict) and "ranks" in value:
         return {int(rank): what for rank, what in value["ranks"]}

@@ -1,6 +1,6 @@
 """
-The log of this package. It is a file in the working directory, or in the place that MindIO's
-environment variables name.
+The log of this package. By default the log is a file in the directory `logs` under the working
+directory. The environment variables of the library MindIO can name another place.
 """
 
 import errno
@@ -18,17 +18,17 @@ from mindio_ttp import environment
 DIRECTORY_MODE, FILE_MODE = 0o750, 0o640
 
 Event = MutableMapping[str, Any]
-"""The facts of a log line. Any: facts may have any type."""
+"""The facts of one log line, by name. Any: a fact may have any type."""
 
 _line = structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"])
 
 
 class Lines:
     """
-    Writes each line to the log file. If each process has its own file, a forked process writes to
-    another file than its parent.
+    Writes log lines to the log file. If each process has its own log file, a forked process writes
+    to another file than its parent.
 
-    With `printed=True`, lines are written to standard output in addition to the file.
+    With `printed=True`, the lines are also written to standard output.
     """
 
     def __init__(self, wanted: environment.Logging, *, printed: bool = False) -> None:
@@ -37,8 +37,10 @@ class Lines:
 
     def msg(self, line: str) -> None:
         """
-        Write a line at once, because the process may be killed at any time. If the file cannot be
-        written, or there is none, write the line to standard output.
+        Write a log line to the log file. If the log file cannot be written, or if there is no log
+        file, write the line to standard output.
+
+        The line is not buffered, because the process may be killed at any time.
         """
         path = self.path()
         written = path is not None and self._append(path, line)
@@ -50,14 +52,14 @@ class Lines:
 
     def _append(self, path: Path, line: str) -> bool:
         """
-        Append a line to the file. Return whether it was written. Raise no exception, so that no
-        process fails because of a log line.
+        Append a log line to the file at `path`. Return whether the line was written. Do not raise
+        `OSError`, so that no process fails because of a log line.
         """
         try:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # make a single write in append mode, because several processes may share the file
+            # write the whole line at once in append mode: several processes may share the file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:
@@ -71,7 +73,7 @@ class Lines:
 
     def path(self) -> Path | None:
         """
-        Return the path of the log file. Return None if there is no file.
+        Return the path of the log file. Return None if lines go to standard output instead.
         """
         if self._wanted.directory is None:
             return None
@@ -80,8 +82,8 @@ class Lines:
 
 
 _said: set[tuple[int, Path]] = set()
-"""The files that were reported as not writable, each with the pid of the process that reported it.
-So a forked process reports a file again."""
+"""The log files that were reported as not writable, each with the pid of the process that reported
+the file. Because of the pid, a forked process reports the file again."""
 
 
 def _say_once(path: Path, error: OSError) -> None:
@@ -98,11 +100,11 @@ def get_logger(
     wanted: environment.Logging | None = None, *, printed: bool = False
 ) -> Any:  # Any: the return type of structlog's own functions
     """
-    Return a logger of structlog for events with facts. `wanted` has the settings; if it is None,
-    they are read from the environment variables.
+    Return a logger of the library structlog, which logs named events with facts. `wanted` has the
+    settings of the log. If `wanted` is None, the settings are read from environment variables.
 
-    With `printed=True`, lines are written to standard output in addition to the file, because
-    operators look for these lines in the output of the process.
+    With `printed=True`, the lines of this logger are also written to standard output. This is for
+    lines that operators look for in the output of the process.
     """
     wanted = wanted or environment.logging()
     return structlog.wrap_logger(
@@ -119,7 +121,8 @@ def get_logger(
 
 def _render(logger: object, name: str, event: Event) -> str:
     """
-    Return an event as a line of text. If it has a traceback, the lines of the traceback follow.
+    Return `event`, the facts of a log line, as a line of text. If the event has a traceback, the
+    lines of the traceback follow.
     """
     exception = str(event.pop("exception", ""))
     line = str(_line(logger, name, event))

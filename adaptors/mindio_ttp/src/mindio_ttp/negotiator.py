@@ -1,10 +1,12 @@
 """
-A recovery plugin that lets the manager of a cluster take part in a recovery: MindIO's negotiation.
+A recovery plugin that lets an orchestrator (the manager of a cluster) take part in a recovery, as
+in the library MindIO.
 
-MindIO's controller sends four reports (`report_fault_ranks`, `report_stop_complete`,
-`report_strategies`, `report_result`), and an orchestrator, the manager of the cluster, answers by
-calling the controller. In tft the controller decides, and asks its plugins for advice. This plugin
-turns each question into MindIO's reports, and the orchestrator's calls into advice.
+The controller of MindIO sends four reports (`report_fault_ranks`, `report_stop_complete`,
+`report_strategies`, `report_result`) to the orchestrator. The orchestrator answers by calling the
+controller. In tft the controller decides, and asks its plugins for advice. When the controller asks
+this plugin, the plugin sends MindIO's reports. The plugin turns the orchestrator's calls into
+advice.
 """
 
 import re
@@ -31,46 +33,51 @@ MEMORY, PROCESS, NETWORK = 0, 1, 2
 KIND_TO_TYPE: dict[str, int] = {
     "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
 }  # fmt: skip
-"""Maps a kind of fault in tft to a type of fault for the orchestrator. An orchestrator knows only
-three types. A kind that is not in this table has the type `PROCESS`."""
+"""Maps a kind of fault in tft to a type of fault for the orchestrator, which knows only three
+types. A kind of fault that is not in this table has the type `PROCESS`."""
 TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
 OURS_TO_THEIRS = {
     "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
-"""Maps the names of tft's strategies to those of MindIO. Possible strategies are offered to the
-orchestrator in this order, the best one last."""
+"""Maps the name of a recovery strategy in tft to its name in MindIO. The strategies that are
+possible in an incident are offered to the orchestrator in the order of this table, the best
+strategy last."""
 TAKEN_AWAY = frozenset({"straggler", "node", "process"})
-"""The kinds of fault that the job sees when ranks move to other processes because the cluster needs
-their hardware. The cluster announces such a move, so these are no real faults."""
+"""The kinds of fault that tft notices when ranks move to other processes because the cluster needs
+the hardware of these ranks. After the cluster has announced such a move, faults of these kinds are
+no real faults."""
 TAKING_OVER = ("migrate", "recover")
-"""tft's strategies that let a prepared second process of a rank take the rank over. If the first
-process has already ended, `recover` has the same effect as `migrate`."""
+"""The strategies of tft by which a prepared second process of a rank can take the place of the
+first process. If the first process has already ended, `recover` has the same effect as
+`migrate`."""
 GIVE_UP = ("dump", "exit")
 """The strategies that the orchestrator may choose while another strategy is being carried out."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
 
 OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
-"""The codes in reports to the orchestrator: success; ranks leave the job; no strategy is possible;
-and, after a strategy has failed, `recover`, `dump` or no strategy is still possible."""
+"""The result codes in reports to the orchestrator. `OK`: success. `ISOLATED`: ranks leave the job.
+`NOTHING_THERE`: no strategy but `exit` is possible. The last three codes say what is still possible
+after a strategy has failed: `recover`, `dump` or nothing."""
 BLOCK = 25.0
-"""Seconds for which one call of the hook `tft_advise` waits for an answer of the orchestrator. The
-time limit of the controller for the hook is longer."""
+"""The seconds for which one call of the hook `tft_advise` waits for an answer of the orchestrator.
+The controller's own time limit for this hook is longer."""
 WAIT = 30.0
-"""Seconds after which the controller calls `tft_advise` again, if the orchestrator has not
-answered."""
+"""If the orchestrator has not answered, the controller calls the hook `tft_advise` again after this
+number of seconds."""
 CODE = re.compile(r"device error ([0-9A-Za-z]+)")
-"""The error code of the device in the description of a fault."""
+"""The pattern that finds the error code of a device in the description of a fault."""
 
 Ranks = dict[int, int]
-"""Maps a rank to its type of fault."""
+"""The type of a dict that maps a rank to its type of fault: `MEMORY`, `PROCESS` or `NETWORK`."""
 
 log = logs.get_logger()
 
 
 class Orchestrator(Protocol):
     """
-    The methods of the connection to the orchestrator that the plugin uses.
+    The connection to the orchestrator (the manager of a cluster), with the methods that the plugin
+    uses.
     """
 
     def present(self) -> bool:
@@ -83,48 +90,54 @@ class Orchestrator(Protocol):
 @dataclass
 class Negotiator:
     """
-    The recovery plugin. Its fields store the state of the dialogue with the orchestrator between
-    two calls of the controller.
+    The recovery plugin that asks an orchestrator (the manager of a cluster) which strategy to
+    follow in an incident.
 
-    `block` is the time in seconds for which `tft_advise` waits for an answer before it returns.
-    `limit` is the time in seconds that the orchestrator has for an answer in all.
+    The dialogue about an incident may take several calls of the hook `tft_advise`, so the fields
+    store its state. `block` is the time in seconds for which one call of the hook waits for the
+    orchestrator. `limit` is the time in seconds that the orchestrator has for an answer over all
+    calls.
     """
 
     orchestrator: Orchestrator
     block: float = BLOCK
     limit: float = 30.0
     report: Callable[[OutsideReport], None] | None = None
-    """The function that sends a message to the controller. None before this controller leads."""
+    """The function that sends a message to the controller. None until the controller of this
+    process leads."""
     faults: Ranks = field(default_factory=dict)
-    """The faults of the incident, by rank, as the orchestrator knows them."""
+    """Maps each faulty rank of the incident to its type of fault, as last reported to the
+    orchestrator."""
     incident: int = 0
-    """The number of the incident that the dialogue is about."""
+    """The number of the incident that the present dialogue with the orchestrator is about."""
     seen_whole: bool = False
     """True if the orchestrator has reported all faults that the cluster knows."""
     joining: bool = False
-    """True if the orchestrator has reported faults that the job had not detected. They join the
-    incident."""
+    """True if the orchestrator has reported faults that tft had not detected, and these faults are
+    now being added to the incident."""
     offered: list[str] = field(default_factory=list)
-    """The strategies that were last offered to the orchestrator, by MindIO's names."""
+    """The recovery strategies that were last offered to the orchestrator, by MindIO's names."""
     wanted: str = ""
-    """The strategy that the orchestrator has chosen, until the plugin has advised it. Empty if
-    there is none."""
+    """The strategy that the orchestrator has chosen, by MindIO's name, and that the plugin has not
+    yet advised. Empty if there is no such strategy."""
     followed: str = ""
-    """The strategy that is being carried out because the orchestrator has chosen it. Empty if there
-    is none."""
+    """The strategy, by MindIO's name, that is being carried out because the orchestrator has chosen
+    it. Empty if there is no such strategy."""
     switching: frozenset[int] = frozenset()
-    """The ranks that move to other processes because the orchestrator has requested it."""
+    """The ranks that are to move to other processes, at the request of the orchestrator."""
     staying: frozenset[int] = frozenset()
     """The ranks whose move to another process the orchestrator has cancelled."""
     fewer: bool = False
-    """True if the job continues with fewer ranks because the orchestrator has chosen that."""
+    """True if the job continues with fewer ranks, because the orchestrator has chosen the strategy
+    `downgrade`."""
     growing: bool = False
-    """True if the orchestrator has chosen `upgrade`: the ranks that left the job come back as soon
-    as possible."""
+    """True if the orchestrator has chosen the strategy `upgrade`, so that the ranks that left the
+    job come back as soon as possible."""
     _opened: int = 0
     """The number of the incident whose faults were last reported to the orchestrator."""
     _silent: float = 0.0
-    """The time in seconds for which the orchestrator has not answered."""
+    """The time in seconds for which the plugin has waited for the orchestrator since the
+    orchestrator's last call."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())
@@ -134,10 +147,11 @@ class Negotiator:
 
     def changed(self) -> None:
         """
-        Start the dialogue again, because another orchestrator decides from now on, or none does.
+        Start the dialogue about an open incident again, because another orchestrator decides from
+        now on, or because no orchestrator is left.
 
-        The new orchestrator gets the reports of an open incident at the next question of the
-        controller.
+        The new orchestrator gets the reports about the incident when the controller calls the hook
+        `tft_advise` next.
         """
         with self._turn:
             self._opened, self.offered = 0, []
@@ -147,8 +161,8 @@ class Negotiator:
 
     def stop_train(self, faults: Ranks) -> None:
         """
-        Tell the controller about faults that the cluster has detected, possibly before the job has
-        detected them.
+        Tell the controller about faults that the cluster has detected. tft itself may not have
+        detected these faults yet. `faults` maps a rank to its type of fault.
         """
         with self._turn:
             for rank, kind in faults.items():
@@ -158,11 +172,11 @@ class Negotiator:
 
     def on_global_rank(self, faults: Ranks, seconds: float = 0.0) -> None:
         """
-        Handle the orchestrator's report of all faults that the cluster knows. A fault that the job
-        has not detected joins the incident.
+        Handle the orchestrator's report of all faults that the cluster knows. A fault that tft has
+        not detected is added to the incident. `faults` maps a rank to its type of fault.
 
-        `seconds` is the time that network links may need to settle. The orchestrator has at least
-        this time to choose a strategy.
+        `seconds` is the time that network links may need until they work again. The orchestrator
+        has at least this time to choose a strategy.
         """
         with self._turn:
             self.seen_whole = True
@@ -173,14 +187,17 @@ class Negotiator:
 
     def change_strategy(self, strategy: str) -> None:
         """
-        Accept the strategy that the orchestrator has chosen, by MindIO's name. `continue` ends a
-        pause. While another strategy is being carried out, only `dump` and `exit` are accepted.
+        Accept the strategy that the orchestrator has chosen. `strategy` is MindIO's name of the
+        strategy, or `continue`, which ends a pause.
+
+        While a strategy is being carried out, only `dump` and `exit` are accepted. A choice that is
+        not accepted is logged and ignored.
         """
         with self._turn:
             if strategy == "continue":
                 self.continue_train()
             elif self.followed and strategy in GIVE_UP:
-                # also if the cluster chose `exit`: a last checkpoint is saved if possible
+                # `exit` is handled as `dump`, so that a last checkpoint is saved if possible
                 self.followed = "dump"
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
@@ -193,10 +210,12 @@ class Negotiator:
 
     def prepare_action(self, action: str, ranks: Ranks) -> None:
         """
-        Start or cancel the preparation of second processes for `ranks`.
+        Start or cancel the preparation of second processes, which are to take the places of the
+        present processes of some ranks.
 
-        With the action `hot switch`, a second process is prepared for each of these ranks, because
-        its hardware is about to fail. With `stop switch`, this preparation is cancelled.
+        With the action `hot switch`, a second process is prepared for each rank in `ranks`, because
+        the hardware of the rank is about to fail. With the action `stop switch`, the preparation of
+        all ranks is cancelled.
         """
         with self._turn:
             stops = action == "stop switch"
@@ -209,7 +228,8 @@ class Negotiator:
 
     def pause_train(self, seconds: float | None = None) -> None:
         """
-        Pause training between two steps, for at most `seconds`. None means no limit.
+        Pause training between two steps, for at most `seconds` seconds. None means that the pause
+        has no time limit.
         """
         with self._turn:
             self._forget_pause()
@@ -223,14 +243,14 @@ class Negotiator:
 
     def continue_train(self) -> None:
         """
-        End the pause.
+        End the pause of training.
         """
         self._forget_pause()
         self._say(ResumeRequested(why="it is switched", at=0.0))
 
     def dump(self) -> None:
         """
-        Save a checkpoint and end the job.
+        Make the controller save a last checkpoint and end the job.
         """
         self._say(StopRequested(why="the cluster is drained", signal=0, at=0.0))
 
@@ -238,7 +258,7 @@ class Negotiator:
         why = f"the cluster has not continued the job for {seconds:.0f} s"
         with self._turn:
             if self._pause_limit is None or pause != self._pauses:
-                return  # another call has ended this pause while this thread waited for the lock
+                return  # this pause was ended already, while this thread waited for the lock
             self._hear("result", DUMP_LEFT, why, {}, "continue")
             self._say(ResumeRequested(why=why, at=0.0))
 
@@ -264,15 +284,16 @@ class Negotiator:
     @hookimpl
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Store `report`, the function by which this plugin can send a message to the controller at
-        any time. tft calls this hook when the controller of this process begins to lead.
+        Store the function `report`, by which this plugin can send a message to the controller at
+        any time. tft calls this hook when the controller of this process begins to lead the job.
         """
         self.report = report
 
     @hookimpl
     def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Report the progress of the job to the orchestrator.
+        Report the progress of the job to the orchestrator, if `event` matters to the orchestrator.
+        `facts` has the details of the event.
         """
         with self._turn:
             match event:
@@ -302,11 +323,12 @@ class Negotiator:
     @hookimpl
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Continue the dialogue with the orchestrator about one incident. Return the advice that
-        follows from the orchestrator's answers.
+        Continue the dialogue with the orchestrator about one incident. Return the advice to the
+        controller that follows from the orchestrator's answers so far.
 
-        Return None if no orchestrator is connected, or if the controller has called this hook again
-        meanwhile because further faults have joined.
+        The advice may be to wait and call this hook again. Return None if no orchestrator is
+        connected. Also return None if the controller has called this hook again meanwhile, because
+        further faults were added to the incident.
         """
         with self._turn:
             self._asked += 1
@@ -327,7 +349,7 @@ class Negotiator:
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
-                    return None  # the controller has called again, with more faults
+                    return None  # the controller has called this hook again, with more faults
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -356,7 +378,8 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            # A choice from before the new faults may be wrong, so offer the strategies again.
+            # A strategy that was chosen before the new faults were known may be wrong. So forget
+            # the choice, and offer the strategies again.
             self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:
@@ -373,11 +396,12 @@ class Negotiator:
 
     def _is_switch(self, incident: IncidentView, possible: set[str]) -> bool:
         """
-        Return whether all ranks have stopped only because prepared second processes are to take
-        over some ranks.
+        Return whether the incident is no real fault, but only a move: prepared second processes are
+        to take the places of the first processes of some ranks.
 
         The result is also True if the orchestrator has cancelled this move meanwhile. The first
-        processes may already have ended: the cluster ends them before it chooses the strategy.
+        processes may have ended already, because the cluster can end them before it chooses the
+        strategy. `possible` are the strategies of tft that are possible in the incident.
         """
         kinds = {fault.kind for fault in incident.faults}
         if "straggler" not in kinds or not kinds <= TAKEN_AWAY:
@@ -389,10 +413,11 @@ class Negotiator:
 
     def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
         """
-        Offer the orchestrator to let the second processes take over their ranks. No fault is
-        reported to the orchestrator, because there is none.
+        Offer the orchestrator the strategy `migration`: the prepared second processes take the
+        places of the first processes of their ranks. Return the advice to the controller.
 
-        If the orchestrator has cancelled the move, return advice that vetoes `migrate`.
+        No fault is reported to the orchestrator, because nothing has failed. If the orchestrator
+        has cancelled the move, return advice that forbids the strategy `migrate`.
         """
         if not self.switching:
             return Advice(veto=("migrate",), why="there is no fault, and no rank has to move")
@@ -406,8 +431,8 @@ class Negotiator:
 
     def _grow(self, incident: IncidentView) -> Advice:
         """
-        Return the advice to bring back the ranks that left the job, which are ready now. The
-        orchestrator has chosen this before.
+        Return the advice to bring back the ranks that left the job, because these ranks are ready
+        now. The orchestrator has chosen the strategy `upgrade` before.
         """
         self._forget()
         self.incident = self._opened = incident.number
@@ -434,8 +459,10 @@ class Negotiator:
 
     def _failed(self, possible: set[str]) -> None:
         """
-        Report to the orchestrator that the last strategy has failed. Called when the controller
-        asks again about the same incident.
+        Report to the orchestrator that the strategy that it has chosen has failed. This method is
+        called when the controller asks for advice again about the same incident.
+
+        `possible` are the strategies of tft that are still possible.
         """
         code = NOTHING_LEFT
         if self.followed == "retry" and "recover" in possible:

@@ -1,9 +1,9 @@
 """
-The process of an orchestrator (the manager of a cluster): starts the controller, and exchanges
-reports and calls with it.
+The part of this package that runs in the process of an orchestrator (the manager of a cluster). It
+starts the controller and communicates with the controller.
 
-Reports of the controller go to the functions that the orchestrator has registered. Calls of the
-orchestrator go to the controller.
+The controller sends reports, which are passed to the functions that the orchestrator has
+registered. The orchestrator makes calls, which are sent to the controller.
 """
 
 import atexit
@@ -22,58 +22,62 @@ from mindio_ttp.link import ENDS, NOBODY, Line, ranks
 log = structlog.get_logger()
 
 REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
-"""The reports of the controller for which an orchestrator must register functions."""
+"""The names of the controller's reports for which an orchestrator must register functions."""
 START_LIMIT = 60
-"""Seconds within which a new controller must answer. This limit is long, because a new process
+"""The seconds within which a new controller must answer. This limit is long, because a new process
 starts slowly on a busy machine."""
 END_LIMIT = 1860.0
-"""Seconds within which a controller must end. This limit is long, because the state of its job may
-have to be saved first."""
+"""The seconds within which a controller must end after it was told to end. This limit is long,
+because the controller may have to wait until the state of its job is saved."""
 PAUSE = 0.1
-"""Seconds between two checks whether a controller is still running."""
+"""The seconds between two checks whether a controller that was told to end is still running."""
 FOLLOWED = 1.0
-"""Seconds between two checks whether a controller that another process has started is still
-running."""
+"""The seconds between two checks whether the controller that an earlier manager has started is
+still running."""
 
 
 class Orchestrator:
     """
-    The orchestrator's side of the connection to the controller. Each process has exactly one
-    `Orchestrator`.
+    The orchestrator's side of the connection to the controller. The orchestrator is the manager of
+    a cluster. Each process has exactly one object of this class.
     """
 
     def __init__(self) -> None:
         self.world = 0
         self._rank: int | None = None
-        """The rank of this process, -1 if it trains nothing. None before `init`."""
+        """The rank of this process, or -1 if this process trains nothing. None before `init`."""
         self._started = False
-        self._functions: dict[str, Callable[..., Any]] = {}  # Any: any signature
+        self._functions: dict[str, Callable[..., Any]] = {}  # Any: functions may have any signature
         self._line: Line | None = None
         self._lead: Lead | None = None
-        """The `tft lead` process that this process uses, if this process has no rank."""
+        """The controller process (`tft lead`) to which this process is connected, if this process
+        has the rank -1. None if this process has another rank."""
         self._over = threading.Event()
-        """Set when this process has called `tft_destroy_controller`."""
+        """An event that is set when this process calls `tft_destroy_controller`."""
         self._follower: threading.Thread | None = None
-        """The thread that starts a new controller when the controller that was found ends."""
+        """The thread that waits for the end of a controller that an earlier manager has started,
+        and then starts a new controller. None if there was no such controller."""
         self._exits = False
-        """True if `destroy` is registered to run at the exit of this process."""
+        """True if the method `destroy` is registered to run at the exit of this process."""
 
     @property
     def registered(self) -> bool:
         """
-        True if functions are registered for all reports of the controller.
+        True if the orchestrator has registered functions for all reports of the controller.
         """
         return all(name in self._functions for name in REPORTS)
 
-    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: any signature
+    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: of any type
         """
-        Register the function that is called with the reports of this name.
+        Register the function that is called with each report of the controller that has the name
+        `name`.
         """
         self._functions[name] = function
 
     def init(self, rank: int, world: int) -> None:
         """
-        Set the rank and the size of the world. Raises `Refused` on a second call in a process.
+        Set the rank of this process (-1 if it trains nothing) and the number of ranks, `world`.
+        Raises `Refused` if the method was called before and `destroy` was not called since.
         """
         if self._rank is not None:
             raise Refused("tft_init_controller was already called in this process")
@@ -84,8 +88,11 @@ class Orchestrator:
         Start the controller if this process has rank -1. Otherwise connect to the controller that
         was started with the job.
 
-        A rank connects only if functions for all reports are registered. A second call has no
-        effect.
+        A process with another rank than -1 connects only if functions for all reports are
+        registered. A second call has no effect. `options` are options of the command `tft lead`,
+        and `task` is the name of the job, which may be empty.
+
+        Raises `Refused` if `init` was not called, or if the process cannot connect to a controller.
         """
         if self._rank is None:
             raise Refused("tft_start_controller: call tft_init_controller first")
@@ -99,10 +106,10 @@ class Orchestrator:
 
     def destroy(self) -> None:
         """
-        End the connection to the controller, and the controller itself if this process has rank -1.
+        End the connection to the controller. If this process has rank -1, also end the controller.
 
-        But a controller whose job is running is not ended: it runs on until the job is over. A
-        later call of `start` then finds this controller.
+        A controller whose job is running is not ended, but runs on until the job is over. A later
+        call of `start` then finds this controller.
         """
         self._started, self._rank = False, None
         self._over.set()
@@ -117,9 +124,10 @@ class Orchestrator:
             self._lead.tidy()
         line.close()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can represent
         """
-        Send a call to the controller and return its answer. Return 1 if there is no controller.
+        Send the call `name` with its `arguments` to the controller, and return the controller's
+        answer. Return 1 if this process is not connected to a controller.
         """
         return 1 if self._line is None else self._line.call(name, *arguments)
 
@@ -131,18 +139,22 @@ class Orchestrator:
                     "tft_register_mindx_callback was called, but this job was started without an "
                     "orchestrator: add --orchestrated to the command `tft run`"
                 )
-            return  # this process becomes a `tft run`, whose rank runs the script and connects
+            # this process will replace itself by `tft run`, which starts a new process of the rank:
+            # that process connects to the controller
+            return
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
         """
-        Find the running controller of this job, or start one, and connect to it. The ranks of the
-        job may be started later. Raises `Refused` if the controller ends or does not answer.
+        Connect to the running controller of this job. If no controller of this job runs, start a
+        controller first. The ranks of the job may be started later.
+
+        Raises `Refused` if the controller ends or does not answer.
         """
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            lead = self._lead  # keep the object, which knows the child process that it has started
+            lead = self._lead  # keep the old object, which knows the process that it has started
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),
@@ -152,13 +164,13 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # when the controller answers, this manager has taken the place of an earlier manager
+            # after an answer, this process has taken the place of an earlier manager
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
                 found = not lead.start(words)  # the found controller may have ended
             elif lead.code() is not None:
-                break  # the controller has logged the reason
+                break  # the controller has ended, and has logged the reason
         else:
             self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
         if not found and lead.code() is not None:
@@ -179,22 +191,25 @@ class Orchestrator:
 
     def _follow(self, lead: Lead, words: Sequence[str], over: threading.Event) -> None:
         """
-        Wait until the controller that `start` has found ends, and then start a new controller.
+        Wait until the controller that `start` has found ends, and then start a new controller. Stop
+        waiting when the event `over` is set. `words` are the arguments of the new controller.
 
-        The job of the found controller may have been ending already. The ranks of the next job need
-        a new controller.
+        A new controller is necessary because the job of the found controller may have been ending
+        already. The ranks of the next job then need a new controller.
         """
         while not over.wait(FOLLOWED):
             if lead.code() == 0:
-                return  # the job has completed
+                return  # the controller has ended with exit code 0: its job has completed
             if lead.start(words):
                 log.info("controller_started_again", pid=lead.pid())
                 return
 
     def _release(self, lead: Lead, line: Line) -> None:
         """
-        Tell the controller that this manager gives it up. If the controller then ends, wait for its
-        end. Log a warning if the controller does not answer or does not end in time.
+        Tell the controller `lead`, over the connection `line`, that this process no longer needs
+        the controller. If the controller answers that it ends, wait for the end of its process.
+
+        Log a warning if the controller does not answer or does not end in time.
         """
         answer = NOBODY
         for _ in range(START_LIMIT):
@@ -227,13 +242,14 @@ class Orchestrator:
             return
         try:
             function(*(ranks(fact) for fact in facts))
-        except Exception:  # an error in a registered function must not end this thread
+        except Exception:  # an error in a registered function must not end the receiving thread
             log.exception("orchestrator_function_failed", report=name)
 
 
 def _gone(lead: Lead, limit: float) -> bool:
     """
-    Wait for the end of the controller for at most `limit` seconds. Return True if it has ended.
+    Wait for the end of the controller `lead` for at most `limit` seconds. Return True if the
+    controller has ended.
     """
     pause = threading.Event()
     for _ in range(int(limit / PAUSE)):

@@ -1,6 +1,6 @@
 """
-Checks that no other installed distribution has a package with the same name as a package of this
-distribution.
+Checks that no other installed distribution contains a Python package with the same name as a
+package of the distribution tft-mindio, to which this module belongs.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,10 @@ OURS = "tft-mindio"
 
 def refuse_another(package: str, installed: Iterable[Distribution] | None = None) -> None:
     """
-    Raise `ImportError` if another distribution than tft-mindio installs files of `package`.
-    Otherwise Python would import a package with files of both distributions.
+    Raise `ImportError` if a distribution other than tft-mindio also installs files of the Python
+    package `package`. Python would then import a package that mixes files of the two distributions.
+
+    `installed` are the installed distributions. If it is None, they are searched for.
     """
     for found in distributions() if installed is None else installed:
         name = found.metadata["Name"] or ""
@@ -28,9 +30,9 @@ def refuse_another(package: str, installed: Iterable[Distribution] | None = None
 
 def _brings(found: Distribution, package: str) -> bool:
     """
-    Return whether the distribution `found` installs files of a package.
+    Return whether the distribution `found` installs files of the Python package `package`.
 
-    The file list of the distribution is searched as text, because parsing the lists of all
+    The file list of the distribution is searched as text. Parsing the file lists of all
     distributions would cost each process 0.2 s.
     """
     files = found.read_text("RECORD") or found.read_text("SOURCES.txt") or ""

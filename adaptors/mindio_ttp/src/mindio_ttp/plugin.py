@@ -1,6 +1,7 @@
 """
-The plugin that adds the option `--orchestrated` to `tft run`, and that lets the cluster's manager
-take part in the controller's decisions when the option is given.
+The plugin that adds the option `--orchestrated` to the command `tft run`. If this option is given,
+the plugin lets an orchestrator (the manager of a cluster) take part in the decisions of the
+controller.
 """
 
 import tempfile
@@ -21,13 +22,14 @@ log = structlog.get_logger()
 
 class Option:
     """
-    The plugin in a process that expects no orchestrator. It only adds the option `--orchestrated`.
+    The plugin in a process that expects no orchestrator (manager of a cluster). The plugin then
+    only adds the option `--orchestrated` to the command `tft run`.
     """
 
     @hookimpl
     def tft_options(self) -> Sequence[click.Option]:
         """
-        Return the command-line option `--orchestrated`.
+        Return the option `--orchestrated`, which tft adds to the command `tft run`.
         """
         return [
             click.Option(
@@ -41,13 +43,14 @@ class Option:
         ]
 
     @hookimpl
-    # Any: an option may have a value of any type
+    # Any: the value of a command-line option may have any type
     def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
-        Return the environment variable that tells the controller at which path to listen for the
-        orchestrator.
+        Return the environment variable with the path of the socket at which the controller listens
+        for an orchestrator (the manager of a cluster).
 
-        Return an empty map if `--orchestrated` was not given, or if the variable is already set.
+        Return an empty map if the option `--orchestrated` was not given, or if the variable is
+        already set in this process.
         """
         if not options["orchestrated"] or orchestrator_socket() is not None:
             return {}
@@ -56,21 +59,23 @@ class Option:
 
 class Orchestrated(Negotiator, Option):
     """
-    The plugin in a process that expects an orchestrator: it lets the orchestrator take part in the
-    decisions of the controller.
+    The plugin in a process that expects an orchestrator (the manager of a cluster). The plugin lets
+    the orchestrator take part in the decisions of the controller.
     """
 
     def __init__(self, path: Path) -> None:
         self._desk = Desk(path)
         self._trains = False
-        """True if nodes have joined the controller, and their job is not over."""
+        """True if nodes have joined the controller, and the job is not over."""
         self._over = False
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
-    def tft_on_leader(self, report: Any) -> None:  # Any: a function of the controller
+    def tft_on_leader(self, report: Any) -> None:  # Any: a function that takes reports
         """
-        Open the socket for the orchestrator, because the controller of this process leads now.
+        Store `report`, the function that sends a message to the controller, and listen for
+        orchestrators at the socket. tft calls this hook when the controller of this process begins
+        to lead.
         """
         super().tft_on_leader(report)
         self._desk.open(self._call, self.changed)
@@ -80,8 +85,8 @@ class Orchestrated(Negotiator, Option):
         self, event: str, facts: Mapping[str, Any]
     ) -> None:  # Any: a fact may have any type
         """
-        Record whether the controller has a job to lead, and report the progress of the job to the
-        orchestrator.
+        Record from the event whether the job of the controller is running, and report the progress
+        of the job to the orchestrator. `facts` has the details of the event.
         """
         match event:
             case "leads":
@@ -123,8 +128,8 @@ class Orchestrated(Negotiator, Option):
 
     def _release(self) -> int:
         """
-        Carry out the call by which the manager gives up this controller. End the job if no node has
-        joined yet.
+        Carry out the call `release`, by which the orchestrator says that it no longer needs this
+        controller. If no node has joined the controller yet, end the job.
 
         Return `STAYS` if the controller runs on until its job is over. Otherwise return `ENDS`.
         """

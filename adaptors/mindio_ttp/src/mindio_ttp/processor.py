@@ -1,9 +1,10 @@
 """
 The connection of a training process to its job.
 
-The `Processor` translates the calls of the program into calls of a `tft.Session`, which connects
-this process with the controller. The training thread makes these calls. While this thread is out of
-its training loop, it also runs the functions that the program has registered. The stop function may
+A training program for the library MindIO calls the functions of `framework_ttp`. The class
+`Processor` translates these calls into calls of a `tft.Session`, which connects this process with
+the controller. The training thread makes these calls. While this thread is out of its training
+loop, it also runs the functions that the program has registered. The program's stop function may
 run on a separate thread, because it interrupts the training thread.
 """
 
@@ -28,20 +29,22 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""The text of the error that makes MindSpore's own training loop end for a forced stop."""
+"""The text of the error that makes MindSpore's own training loop end. It is used instead of
+`FORCE_STOP` in programs for MindSpore."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
-"""The reasons for which a process replaces another one, as `tft_get_reboot_type` returns them."""
+"""The reasons why a process replaces another process of its rank, as the function
+`tft_get_reboot_type` returns them."""
 ARF_FINISH = "ARF FINISH"
 
 
 class Reported(TrainingFault):
     """
-    A fault that a program reports about itself with `tft_report_error`.
+    A fault that a training program reports about itself with the function `tft_report_error`.
 
-    `code` is the error code of the device, and `said` the text of the program's error. If
+    `code` is the error code of the device, and `said` is the text of the program's error. If
     `polluted` is True, all copies of the training state may have wrong numbers. `not_after` is then
-    the last step whose numbers are right, or None if it is not known.
+    the last step whose numbers are right, or None if that step is not known.
     """
 
     def __init__(
@@ -62,16 +65,20 @@ class Reported(TrainingFault):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorArguments:
     """
-    The arguments of `tft_init_processor`.
+    The arguments that the training program has passed to the function `tft_init_processor`.
     """
 
     rank: int
     world: int
     uce: bool
+    """True if faults may be repaired without new processes."""
     arf: bool
+    """True if lost processes may be replaced."""
     zit: bool
+    """True if the job may continue without lost ranks until they have new processes."""
     curve: tuple[str, ...]
-    """The options of `tft run` for an encrypted bus. Empty if the bus is not encrypted."""
+    """The options of the command `tft run` that encrypt the bus. Empty if the bus is not
+    encrypted."""
 
 
 FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
@@ -81,8 +88,8 @@ FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
     ReportState.RS_HCCL_FAILED: ("network", False),
     ReportState.RS_UNKNOWN: ("software", False),
 }
-"""Maps a `ReportState` to its kind of fault and a flag, which is True if all copies of the training
-state may be wrong."""
+"""Maps a `ReportState` (the reason why a rank has left its training loop) to its kind of fault and
+a flag. The flag is True if all copies of the training state may be wrong."""
 
 MISSED: Mapping[str, str] = {
     "stop": "a rank that waits for other ranks cannot be interrupted, so its process is replaced",
@@ -90,13 +97,14 @@ MISSED: Mapping[str, str] = {
     "repair": "a rank that needs state cannot get it from another rank",
     "save_ckpt": "no last checkpoint can be saved",
 }
-"""Maps the name of a function to the consequence if the program does not register that function.
-This text is logged when training begins."""
+"""Maps the name of a function to the consequence if the training program does not register that
+function. The consequence is logged when training begins."""
 
 
 class Processor:
     """
-    Connects the program of this process to its job. Each process has exactly one `Processor`."""
+    Connects the training program of this process to its job. Each process has exactly one object of
+    this class."""
 
     def __init__(self) -> None:
         self.variables = environment.variables()
@@ -111,41 +119,45 @@ class Processor:
         self._program: Program | None = None
         self._begun = self._inside = self._window = self._counted = False
         self._leaving = False
-        """True if the program must leave its loop after the current step."""
+        """True if the program must leave its training loop after the current step."""
         self._initialises = False
-        """True if the program has reported RS_INIT_FINISH before training. It then waits for its
-        next action before it continues its own initialisation."""
+        """True if the program has reported RS_INIT_FINISH before training began, and has not called
+        `tft_wait_next_action` since. That call returns at once, so that the program can continue
+        its own initialisation."""
         self._expects_finish = False
-        """True if the program has asked whether this process replaces another one. If it does, the
-        program will report when it is ready."""
+        """True if the program has asked whether this process replaces another process. If this
+        process does, the program will report when it is ready to train."""
         self._said_ready = False
         self._refused: Exception | None = None
-        """Why the update of the present step was refused, until the program reports that it has
-        left its loop."""
+        """The exception that says why the update of the present step was refused. None if no update
+        was refused since the program last reported that it had left its training loop."""
         self._exit: int | None = None
         self._completed = False
         self._returned = False
-        """True if the program had trained all its steps, but must train further because the ranks
+        """True if the program had trained all its steps, but must train further because all ranks
         went back to an earlier step."""
         self.args: Any = None
-        """The `args` that registered functions receive. Any: objects of the program."""
+        """The argument `args` that registered functions of the program receive. Any: objects of the
+        program."""
         self.exported = ""
-        """The name that the program has passed to `set_mindio_export_version`. Empty if it has
-        passed none."""
+        """The name of the training framework that the program has passed to the function
+        `set_mindio_export_version`. Empty if the program has not called this function."""
         self.group_names = torch_groups.GroupNames()
         self.device: int | None = None
         """The number of the device that was current when `tft_init_processor` was called. If no
-        device was in use then, the device that was current when training began."""
+        device was in use then, it is the number of the device that was current when training
+        began."""
         self.position: Callable[[], int] | None = None
-        """A function that returns the step to which the state of the program belongs, by the
-        program's count. It is set if another adaptor, which knows the framework, keeps the
-        state."""
+        """A function that returns the step to whose end the training state belongs, by the
+        program's own count. It is set only if an adaptor other than `mindio` keeps the training
+        state, because that adaptor knows the framework."""
 
     # ---------------------------------------------------------------- joining the job
 
     def init(self, told: ProcessorArguments) -> None:
         """
-        Store the arguments of `tft_init_processor`. Raises `Refused` on a second call in a process.
+        Store `told`, the arguments of the function `tft_init_processor`. Raises `Refused` on a
+        second call in a process.
         """
         if self._told is not None:
             raise Refused(
@@ -158,11 +170,12 @@ class Processor:
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
-        Join the job whose controller has the address `ip` and `port`, with the named adaptor.
-        `local_ip` is the address of this machine; it may be empty.
+        Join the job whose controller has the address `ip` and `port`, with the adaptor that has the
+        name `adaptor_name`. `local_ip` is the address of this machine, or an empty text.
 
-        If no tft agent has started this process, the process becomes a `tft run`, whose rank runs
-        the script again from its beginning. Raises `Refused` if the process cannot join the job.
+        If no tft agent has started this process, the process replaces itself by the command
+        `tft run`. This command starts a new process for the rank, which runs the script again from
+        its beginning. Raises `Refused` if the process cannot join the job.
         """
         call = "tft_start_processor"
         told = self._told
@@ -184,9 +197,9 @@ class Processor:
         )  # fmt: skip
         adaptor.announce(program)
         if not environment.below_tft():
-            # save the launcher's variables before an agent of tft overwrites them
+            # save the launcher's environment variables before an agent of tft overwrites them
             environment.carry()
-        # --spare-if-taken: if a process of this rank runs already, this process becomes its spare
+        # --spare-if-taken: if a process of this rank runs already, this process becomes a spare
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -223,7 +236,8 @@ class Processor:
                 try:
                     hub = hub_of_all(session.run_dir, *hub)
                 except ConnectionError as error:
-                    # go on: the first order to form groups has the address of a restarted hub
+                    # Continue all the same: the controller's first order to form process groups has
+                    # the address of a hub that was started again.
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
@@ -249,7 +263,8 @@ class Processor:
     @property
     def session(self) -> tft.Session:
         """
-        The session of this process. Raises `Refused` before the process has joined its job.
+        The session, which connects this process with the controller. Raises `Refused` before the
+        process has joined its job.
         """
         if self._session is None:
             raise Refused("this process has not joined its job: call tft_start_processor first")
@@ -258,7 +273,8 @@ class Processor:
     @property
     def program(self) -> Program:
         """
-        The program of this process. Raises `Refused` before the process has joined its job.
+        The `Program` object of this process, which calls the functions that the training program
+        has registered. Raises `Refused` before the process has joined its job.
         """
         if self._program is None:
             raise Refused("this process has not joined its job: call tft_start_processor first")
@@ -267,7 +283,8 @@ class Processor:
     @property
     def told(self) -> ProcessorArguments:
         """
-        The arguments of `tft_init_processor`. Raises `Refused` before `init`.
+        The arguments that the program has passed to the function `tft_init_processor`. Raises
+        `Refused` if that function was not called yet.
         """
         if self._told is None:
             raise Refused("tft_init_processor was not called: call it before this function")
@@ -275,10 +292,11 @@ class Processor:
 
     def replicas(self, rank: int, info: Any) -> None:  # Any: not yet checked
         """
-        Set which ranks hold copies of the state of this rank.
+        Set which ranks hold copies of the state of this rank. `rank` must be this rank, and `info`
+        describes groups of ranks: it is the argument `replica_info` of `tft_set_optimizer_replica`.
 
-        Raises `Refused` for groups that are not valid. Also raises `Refused` if training has begun
-        and the groups differ from those that were set before.
+        Raises `Refused` for groups that are not valid. Also raises `Refused` if training has begun,
+        and the groups differ from the groups that were set before.
         """
         program = self.program
         checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
@@ -303,8 +321,8 @@ class Processor:
     @property
     def reboot(self) -> bool:
         """
-        True if this process replaces another process of its rank. A program that reads this must
-        report when it is ready to train, if the result is True.
+        True if this process replaces another process of its rank. If a program has read True here,
+        it must report when it is ready to train.
         """
         self._expects_finish = True
         return self.session.incarnation > 0
@@ -312,17 +330,18 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        `hot switch` if the earlier process of this rank still trained when this process was
-        started. Otherwise `arf`.
+        The reason why this process replaces an earlier process of its rank. It is `hot switch` if
+        the earlier process still trained when this process was started. Otherwise it is `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
     def set_args(self, args: Any) -> None:  # Any: objects of the program
         """
-        Set the `args` that every registered function of the program receives.
+        Set the argument `args` that every registered function of the program receives.
 
-        None is ignored. All values are ignored for programs of MindSpeed, whose functions receive
-        the arguments of the training function instead (see `export`).
+        None is ignored. In a program that uses the framework MindSpeed (see `export`), every value
+        is ignored. The registered functions of such a program receive the arguments of the training
+        function instead.
         """
         self.check_trains("tft_set_step_args")
         if args is None or self.exported:
@@ -334,24 +353,27 @@ class Processor:
 
     def for_mindspore(self) -> None:
         """
-        Treat the program as a program for MindSpore, even if the environment does not say so.
+        Treat the training program as a program for MindSpore, even if the environment variables do
+        not say so.
         """
         self.variables = replace(self.variables, mindspore=True)
         self.handlers.mindspore = True
 
     def keep_args(self, args: list[Any]) -> None:  # Any: objects of the program
         """
-        Pass the argument list of the training function to every registered function of the program.
+        From now on, pass `args`, the list of the training function's arguments, to every registered
+        function of the program.
 
-        A registered function may replace an entry of the list. The training function is called
-        again with the same list.
+        A registered function may replace an entry of the list. The next call of the training
+        function gets the entries of the same list as its arguments.
         """
         self.args = self.program.args = args
 
     def export(self, name: str) -> None:
         """
-        Record that the program belongs to the framework `name`, such as MindSpeed. For these
-        programs, the functions `stop` and `clean` are called before a last checkpoint is saved.
+        Record that the program uses the training framework `name`, MindSpeed or MindSpeed-LLM. The
+        registered functions `stop` and `clean` of such a program are called before it saves a last
+        checkpoint.
         """
         self.exported = name
         environment.clean_before_dump()
@@ -362,26 +384,28 @@ class Processor:
 
     def enter(self) -> None:
         """
-        Enter the training loop. Return when all ranks have entered it, or when the job has ended
-        for this rank.
+        Enter the training loop. Return when all ranks have entered their training loops, or when
+        the job has ended for this rank.
 
-        Return at once if this rank is in its loop already. Also return at once in a new process of
-        a replaced rank if the program will report that it is ready.
+        Return at once if this rank is in its training loop already. Also return at once if this
+        process replaces another process, and the program knows that but has not reported yet that
+        it is ready to train.
         """
         self._returned = False
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
-            return  # the program will report that it is ready
+            return  # the program will report later that this process is ready to train
         self._begin()
         self.wait()
 
     def open(self, backup: int) -> None:
         """
-        Open the update window, because the program is about to change its state. The first call
-        also enters the training loop, if the program has not entered it before.
+        Open the update window, because the program is about to change the training state. If the
+        program has not entered its training loop yet, enter the loop first.
 
-        Raises a `RuntimeError` that the program recognises if it must leave its loop.
+        If the program must leave its training loop, raise a `RuntimeError` with a text that the
+        program recognises. `backup` is checked, but not used.
         """
         call = "tft_start_updating_os"
         checks.number(call, "backup_step", backup, -1, LARGEST_STEP)
@@ -401,15 +425,17 @@ class Processor:
         except Interrupted:
             raise self._force_stop() from None
         except TrainingFault as refused:
-            # keep the reason, because the program will report only that it has left its loop
+            # keep the reason, because the program will only report that it has left its loop
             self._refused = refused
             raise self._force_stop() from None
         self._window = True
 
     def close(self, step: int) -> None:
         """
-        Close the update window, because the state of the end of `step` is complete. Raises
-        `Refused` if `step`, by the program's count, is not the step that was trained.
+        Close the update window, because the training state of the end of `step` is complete. `step`
+        is numbered by the program's own count.
+
+        Raises `Refused` if `step` is not the step that was trained, or if no update window is open.
         """
         checks.step("tft_end_updating_os", step, least=1)
         self.check_trains("tft_end_updating_os")
@@ -422,7 +448,7 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            # the first step of this run decides, and not the count of an earlier run
+            # the first step of this run decides how the program counts, and not an earlier run
             program.base = base
             if program.earlier is not None and program.earlier != base:
                 log.warning(
@@ -437,9 +463,11 @@ class Processor:
         try:
             session.close_window()
         except Interrupted:
-            self._leaving = True  # `pause` raises the error, because the program expects it there
+            # only `pause` raises an error, because the program expects the error there
+            self._leaving = True
         program.contributing()
-        # Check the number last: even if it is wrong, the state is complete and can be saved.
+        # Check the step number last: even if the number is wrong, the state is complete and can be
+        # saved.
         if step != expected:
             raise Refused(
                 f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are "
@@ -448,9 +476,11 @@ class Processor:
 
     def pause(self) -> None:
         """
-        Handle the end of an iteration, where a program can be stopped without losing work.
+        Handle the end of an iteration of the training loop. A program can be stopped there without
+        losing work.
 
-        Raises a `RuntimeError` with the text STEP FINISH when the program must leave its loop.
+        Raises a `RuntimeError` with the text STEP FINISH if the program must leave its training
+        loop.
         """
         if self._leaving:
             self._leaving = False
@@ -489,15 +519,16 @@ class Processor:
 
     def report(self, state: ReportState, code: str, said: str = "") -> None:
         """
-        Report that this rank has left its loop for the reason `state`. `said` is the text of the
-        error.
+        Report that this rank has left its training loop for the reason `state`. `code` is the error
+        code of the device, and `said` is the text of the error; both may be empty.
 
-        If the program cannot continue (RS_UNKNOWN), return only when the job has ended for this
-        rank.
+        With RS_UNKNOWN, which means that the program cannot continue, return only when the job has
+        ended for this rank. Raises `Refused` for a fault that is reported before training has
+        begun.
         """
         self.session  # noqa: B018 (raises if there is no session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            # the program is not ready: it has not set its groups and functions yet
+            # the program is not ready to train: it has not set its groups and functions yet
             self._initialises = True
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
@@ -513,12 +544,12 @@ class Processor:
                     f"tft_report_error: {state.name} was reported before training began, so "
                     "nothing can be repaired: let the process end with its error, which tft notices"
                 )
-            return  # nothing was trained yet: let the process end, and the agent handles its end
+            return  # nothing was trained yet: the process will end, and the agent notices that
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
-            # A program that can only save a last checkpoint reports every error as unknown. If the
-            # text says that a connection was lost, the fault is on another rank.
+            # A program that can only save a last checkpoint reports every error as RS_UNKNOWN. If
+            # the text of the error says that a connection was lost, the fault is on another rank.
             fault = ("network", False) if is_cut_off(said) else fault
-        if self._inside:  # only the first report, which leaves the loop, is about the state
+        if self._inside:  # only the first report after leaving the loop says how the state was left
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
@@ -532,10 +563,11 @@ class Processor:
 
     def _ready(self, state: ReportState) -> None:
         """
-        Tell the controller once that this rank is ready to train.
+        Tell the controller that this rank is ready to train. The program has reported this with the
+        reason `state`. A second report out of the training loop has no effect.
 
-        Raises `Refused` if the program reports this again from inside its loop. A program that does
-        so after each start of its loop would report and start again for ever.
+        Raises `Refused` if the program reports this again from inside its training loop. A program
+        that does so after each start of its loop would report and start again for ever.
         """
         if self._inside and self._said_ready:
             raise Refused(
@@ -553,10 +585,11 @@ class Processor:
 
     def wait(self) -> Action:
         """
-        Carry out the controller's orders until this rank must enter its loop again, or all ranks
-        have trained all their steps.
+        Carry out the controller's orders. Return `RETRY` when this rank must enter its training
+        loop again, or when all ranks have trained all their steps.
 
-        Return `EXIT` if the job has ended before that, else `RETRY`.
+        Return `EXIT` if the job has ended for this rank before that. Return `RETRY` at once if the
+        program is still in its own initialisation.
         """
         if self._initialises:
             self._initialises = False
@@ -585,7 +618,8 @@ class Processor:
         Report that the program has trained all its steps. Return when all ranks have trained all
         their steps."""
         if not self._begun and self._session is not None and self.session.incarnation > 0:
-            # a new process has trained nothing itself: enter the loop, at the other ranks' step
+            # this process replaces another process, and has trained nothing itself: enter the
+            # training loop at the step of the other ranks
             self.wait()
             return
         if self._begun and self._inside:
@@ -598,23 +632,26 @@ class Processor:
     @property
     def window(self) -> bool:
         """
-        True if the update window is open, which means that the state is being changed.
+        True if the update window is open, which means that the program is changing the training
+        state.
         """
         return self._window
 
     @property
     def returned(self) -> bool:
         """
-        True if the program must train further although it had trained all its steps.
+        True if the program must train further although it had trained all its steps, because all
+        ranks went back to an earlier step.
         """
         return self._returned
 
     def loaded(self, step: int) -> None:
         """
-        Record that the program has loaded its own checkpoint, and continues from the end of `step`.
+        Record that the program has loaded a checkpoint of its own, and continues from the end of
+        `step`.
 
-        The program reports this when it begins, or in its repair function when tft has asked that
-        function to load a checkpoint.
+        The program reports this when it begins. It also reports this in its repair function, when
+        tft has asked that function to load a checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
         if self._program is not None:
@@ -622,11 +659,11 @@ class Processor:
 
     def destroy(self) -> None:
         """
-        Report, outside the loop, that the program has trained all its steps. Return when all ranks
-        have trained all their steps.
+        Report, after the training loop has ended, that the program has trained all its steps.
+        Return when all ranks have trained all their steps.
 
-        Raises `Refused` if after an incident this rank must train earlier steps again, because this
-        program can no longer enter its loop.
+        Raises `Refused` if this rank must train earlier steps again after an incident. The program
+        can no longer do that, because it has left its training loop for good.
         """
         while self._begun and self._inside:
             trained = self.session.step
@@ -648,10 +685,11 @@ class Processor:
 
     def repair_step(self) -> int:
         """
-        Return the program's step to which the last repair has set this rank. Return 0 if there was
-        no repair.
+        Return the step to which the last repair has set this rank, by the program's own count.
+        Return 0 if there was no repair.
 
-        Also record that the program has asked for this step, so it can set its data to the step.
+        Also record that the program now knows this step, and so can set its data position to the
+        step.
         """
         if self._program is None:
             return 0
@@ -661,8 +699,8 @@ class Processor:
     @property
     def repair_type(self) -> str:
         """
-        The repair that is being carried out, by MindIO's name. It is `unknow` if there is none, or
-        if none is chosen yet.
+        The name of the repair that is being carried out, as the library MindIO names repairs. The
+        name is `unknow` if there is no repair, or if no repair is chosen yet.
         """
         return UNKNOWN if self._program is None else self._program.repair_type
 
@@ -689,11 +727,12 @@ class Processor:
         if not self._begun:
             self.session  # noqa: B018 (raises if there is no session)
             for name, without in MISSED.items():
-                # any other adaptor than `mindio` does this work without functions of the program
+                # with an adaptor other than `mindio`, the adaptor itself does the work of these
+                # functions
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
-            # there was no device in `init` if the program has imported its framework after that
+            # `init` found no device if the program had not imported its framework yet
             if self.device is None:
                 self.device = device.current(mindspore=self.variables.mindspore)
                 self.handlers.device = self.device
@@ -703,23 +742,25 @@ class Processor:
 
 
 processor = Processor()
-"""The processor of this process."""
+"""The object that connects the training program of this process to its job."""
 
 
 # Any: the program chooses the context and the types of its functions
 def register(name: str, function: Callable[..., Any], context: Any) -> None:
     """
-    Register a function of the program under `name`.
+    Register `function`, a function of the training program, under `name`, such as `stop`. Some
+    functions get the `context` as their last argument.
     """
     processor.handlers.register(name, function, context)
 
 
-def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: not yet checked
+def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: not checked yet
     """
-    Return the options of `tft run` that encrypt the bus with keys from the TLS files in `info`.
+    Return the options of the command `tft run` that encrypt the bus with keys derived from the
+    private key in `info`.
 
-    `tls_on` is the argument `enable_tls`, and `info` the argument `tls_info`. Return no options if
-    TLS is off.
+    `tls_on` is the argument `enable_tls` of a function of MindIO, and `info` is its argument
+    `tls_info`. Return no options if `tls_on` is False. Raises `Refused` if `info` is not valid.
     """
     if not tls_on:
         return ()

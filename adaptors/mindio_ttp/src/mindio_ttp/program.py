@@ -1,9 +1,10 @@
 """
-Carries out the hooks of the adaptor `mindio` by calling the functions that a program for MindIO has
-registered.
+Carries out the hooks of the adaptor `mindio`. To do so, it calls the functions that a training
+program for the library MindIO has registered.
 
 The program has its own count of steps, because it may have trained before this job began. `base` is
-the program's number for step 0 of the job, so a step of the job plus `base` is the program's step.
+the program's number for step 0 of the job. So the number of a step by tft's count plus `base` is
+the program's number of the same step.
 """
 
 import json
@@ -27,29 +28,32 @@ from tft.spi import ShardCopies, TrainingFault, pack, unpack
 log = logs.get_logger()
 
 UNKNOWN = "unknow"
-"""The name of the repair if there is none or none is chosen yet, in MindIO's spelling."""
+"""The name that the library MindIO gives to the repair while there is no repair, or while no repair
+is chosen yet."""
 Scaled = Literal["", "in", "out"]
 ELASTIC = ("scale_in", "scale_out")
 FUNCTIONS = (
     "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair", "zit_upgrade_rollback",
 )  # fmt: skip
-"""The functions with which a program continues with fewer ranks, and later with more ranks. It must
-register all of them, or tft does not do this."""
+"""The names of the functions by which a program continues with fewer ranks, and later with all
+ranks again. tft lets the job continue with fewer ranks only if the program has registered all of
+these functions."""
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
-"""The last argument of the functions in `FUNCTIONS`, when ranks leave and when they come back. The
-values are the JSON texts that MindCluster passes."""
+"""The last argument of the functions in `FUNCTIONS`: `SCALE_IN` when ranks leave the job, and
+`SCALE_OUT` when ranks come back. These are the JSON texts that MindCluster passes."""
 SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""When MindSpeed-LLM finds wrong numbers, the text of its error has this part, with the last step
-whose numbers were right."""
+"""The pattern that finds, in the text of an error, the last step whose numbers were right. The
+framework MindSpeed-LLM raises such an error when it finds wrong numbers."""
 TICK = 0.05
-"""Seconds between two checks whether the other ranks that save a checkpoint have created their
-files."""
+"""The seconds between two checks whether the other ranks that save a checkpoint have created the
+files with which they announce this."""
 
 
 @dataclass(slots=True)
 class Program:
     """
-    The program of one rank.
+    The training program of one rank, as tft sees it: the functions that the program has registered,
+    and the facts that are known about its state.
 
     `completed` is a function that returns the last complete step, by tft's count. `incarnation` is
     the number of earlier processes of the rank.
@@ -59,110 +63,128 @@ class Program:
     world: int
     handlers: Handlers
     strategies: tuple[str, ...]
-    """The strategies that the program supports."""
+    """The recovery strategies of tft that the program supports."""
     group_names: GroupNames = field(default_factory=GroupNames)
     store: Store = field(default_factory=Store)
-    """The rendezvous store of a program that uses torch.distributed, unless its launcher serves a
-    store."""
+    """The rendezvous store with which torch.distributed forms process groups. tft serves the store,
+    unless the launcher of the program serves one."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     successor: bool = False
-    """True if this process was started while the old process of the rank still trained."""
+    """True if this process was started while the earlier process of the rank still trained."""
     contributing: Callable[[], None] = lambda: None
-    """The function that tells tft: the other ranks may now complete the step even if this rank is
-    lost. It is called at the beginning of each step already, because tft cannot see when the
-    program contributes to the last all-reduce. This is safe, because the rank-local state does not
-    change during the step."""
+    """The function that tells tft that from now on the other ranks may complete the step even if
+    this rank is lost. The function is called at the beginning of each step already, because tft
+    cannot see when the program contributes to the last all-reduce. The early call is safe, because
+    the rank-local state of such a program does not change during the step."""
     args: Any = None
-    """The `args` that every registered function receives. Any: objects of the program."""
+    """The argument `args` that every registered function receives. Any: objects of the program."""
     groups: tuple[Group, ...] = ()
-    """The groups of ranks that hold copies, from `tft_set_optimizer_replica`."""
+    """The groups of ranks that hold copies of the same state, as the program has set them with
+    `tft_set_optimizer_replica`."""
     dense: tuple[int, ...] = ()
-    """The data-parallel group of this rank. Empty if the program has not set it."""
+    """The ranks of the data-parallel group of this rank. Empty if the program has not set this
+    group."""
     base: int | None = None
-    """The program's number for step 0 of the job. None until the first step is complete."""
+    """The program's number for step 0 of the job. None while this number is not known, for example
+    before the first step is complete."""
     earlier: int | None = None
-    """The `base` of the earlier run that saved the checkpoint from which this run continues."""
+    """The program's number for step 0 of the job in the earlier run that saved the checkpoint from
+    which this run continues. None if there was no such run."""
     loaded: int | None = None
     """The step of the checkpoint that the program has loaded last. None if the program has not
     reported such a step."""
     uce: bool = False
-    """True if this rank has reported that its device memory is lost."""
+    """True if this rank has reported that content of its device memory is lost."""
     torn: bool = False
-    """True if this rank left its loop within an update, so that its state may be partly old and
-    partly new."""
+    """True if this rank left its training loop within an update, so that its training state may be
+    partly old and partly new."""
     stepped_out: bool = False
-    """True if this rank left its loop at the end of a step, so that no work was lost."""
+    """True if this rank left its training loop at the end of a step, so that no work was lost."""
     repaired_to: int = 0
-    """The program's step to which the last repair has set this rank."""
+    """The step to which the last repair has set this rank, by the program's own count."""
     repair_type: str = UNKNOWN
+    """The name of the repair that is being carried out: `retry`, `recover`, `dump` or `unknow`."""
     step_is_known: bool = True
     """True if the program knows the step to which the last repair has set this rank."""
     finished: bool = False
-    """True if the program has trained all its steps, so that it is not in its loop."""
+    """True if the program has trained all its steps, so that it is no longer in its training
+    loop."""
     clean_first: bool = False
-    """True if the program's functions `stop` and `clean` are called before it saves a last
-    checkpoint."""
+    """True if tft must call the program's functions `stop` and `clean` before the program saves a
+    last checkpoint."""
     calls_once: bool = False
-    """True if the program's functions for repair, and for continuing with fewer ranks, must not be
-    called again after a call has failed, because they keep partial results of the call. This is so
-    for programs of MindSpeed."""
+    """True if the program uses the framework MindSpeed. Its functions that receive state must then
+    not be called again after a failed call, because they keep partial results of that call. Its
+    function that continues with fewer ranks must not be called again before all ranks are back."""
     loses_memory: Callable[[RuntimeError], bool] = lambda error: False
-    """A function that returns whether an error says that the device has lost memory."""
+    """A function that returns whether the text of an error says that the device has lost content of
+    its memory."""
     _fresh: bool = True
     """True if no incident has been handled yet, so that there is nothing to roll back."""
     _stopped: bool = False
-    """True if the program's function `stop` was called since the program was last in its loop."""
+    """True if the program's function `stop` was called since training last resumed, and the device
+    was not cleaned after that."""
     _scaled: Scaled = ""
-    """"in" if the present group was formed with fewer ranks, "out" if it was formed with ranks that
-    came back. Otherwise empty."""
+    """The kind of change when ranks last formed a group to train on. It is "in" if the group has
+    fewer ranks than the job, and not the same processes as before. It is "out" if the group has all
+    ranks, and some of them came back. Otherwise it is empty."""
     _began_at: int = 0
-    """The last complete step when the present group was formed."""
+    """The last complete step of this rank at the time when the present group of ranks was
+    formed."""
     _with_fewer: bool = False
-    """True if the program's function for fewer ranks was called, and not all ranks have come
-    back."""
+    """True if the program's function `zit_downgrade_rebuild`, which continues with fewer ranks, was
+    called, and not all ranks have come back since."""
     _repaired: bool = False
-    """True if a rank has received state in the present group."""
+    """True if any rank has received state from another rank since the present group of ranks was
+    formed."""
     _light: bool = False
-    """True if the program's function `clean` has reported that no content of the memory is lost.
-    Then this rank needs no state from other ranks."""
+    """True if this rank needs no state from other ranks after a memory error. This is so if the
+    program's function `clean` has reported that no content of the device memory is lost."""
     _formed: int = 0
-    """A number that grows each time training resumes. A rank that was not in the job at that time
-    keeps a smaller number."""
+    """A number that grows each time training resumes. A rank that did not take part when training
+    resumed keeps a smaller number than the other ranks."""
     _told: Mapping[int, Body] = field(default_factory=dict)
-    """The facts that each rank of the present group sent when the group was formed."""
+    """Maps each rank of the present group of ranks to the facts that the rank sent when the group
+    was formed."""
     _known: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank that took part when training resumed last."""
+    """Maps each rank that took part when training last resumed to its incarnation at that time."""
     _met: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank in the group that was formed last. Unlike `_known`, it is set
-    before training resumes."""
+    """Maps each rank of the group that was formed last to its incarnation. Unlike `_known`, this
+    field is set before training resumes."""
     _gathering: Gathering | None = None
-    """The all-gather in which this rank waits for the facts of the other ranks."""
+    """The all-gather in which this rank is waiting for the facts of the other ranks. None if this
+    rank is not waiting."""
     _group: tuple[str, str, int] = ("", "", 0)
-    """The name of the present group, and the host and port of its hub."""
+    """The name of the present group of ranks, and the host and port of the hub (the server of
+    all-gathers) that the group uses."""
     _stopping: threading.Thread | None = None
+    """The thread that calls the program's function `stop`. None if there is no such thread."""
     _stop_failed: str = ""
+    """The error of the program's function `stop`, as a text. Empty if there was no error."""
     _needs: dict[str, int] = field(default_factory=dict)
-    """The shards that this rank must receive, each with the step of the state."""
+    """Maps each shard that this rank must receive to the step to whose end its content belongs."""
     _offers: set[tuple[str, int]] = field(default_factory=set)
-    """The shards, each with its step, that this rank has offered to other ranks."""
+    """The shards that this rank has offered to other ranks, each with the step to whose end its
+    content belongs."""
     _overwritten: bool = False
-    """True if received or loaded state has overwritten the state of this rank at least in part, or
-    if `clean` has released it."""
+    """True if the training state of this rank is overwritten at least in part by received or loaded
+    state. Also True if the program's function `clean` has released the state."""
     _void: threading.Event = field(default_factory=threading.Event)
-    """Set when the controller cancels an order to save. The function that waits for the other ranks
-    that save then stops waiting."""
+    """Set when the controller cancels an order to save a checkpoint. `_savers`, which waits for the
+    other ranks that save, then stops waiting."""
     _saved: tuple[Path, int] | None = None
-    """The directory and the attempt number of the last save."""
+    """The directory and the attempt number of the last checkpoint that this rank has saved."""
 
     # ---------------------------------------------------------------- shards and steps
 
     def shards(self) -> Sequence[ShardCopies]:
         """
-        Return the shard of this rank in each of its groups.
+        Return the shards that this rank holds: one shard for each group of ranks that holds copies
+        of the same state.
 
-        If the program has set no groups, there is one group of all ranks, and each rank holds the
-        whole state.
+        If the program has set no groups, assume one group of all ranks, in which each rank holds
+        the whole state.
         """
         if not self.groups:
             everyone = {"rank_list": list(range(self.world)), "replica_cnt": self.world}
@@ -180,14 +202,15 @@ class Program:
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            partitions.append(self.dense)  # the larger groups consist of such groups
+            partitions.append(self.dense)  # the larger groups consist of data-parallel groups
         return replicas.column(self.rank, self.world, partitions)
 
     def settle_strategies(self) -> None:
         """
-        Remove the strategies that the program does not support.
+        Remove from `strategies` the recovery strategies that the program does not support.
 
-        Call this method when all functions are registered and all groups are set.
+        Call this method when the program has registered all its functions and has set the groups of
+        ranks that hold copies of the same state.
         """
         missing = [name for name in FUNCTIONS if not self.handlers.has(name)]
         self.shards()
@@ -205,8 +228,8 @@ class Program:
 
     def program_step(self, step: int) -> int:
         """
-        Return the program's number for a step of tft. Raises `OrderRefused` while `base` is not
-        known.
+        Return the program's own number for `step`, a step by tft's count. Raises `OrderRefused`
+        while `base`, the program's number for step 0 of the job, is not known.
         """
         if self.base is None:
             raise OrderRefused(
@@ -218,8 +241,9 @@ class Program:
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the last step whose numbers were right, by tft's count, from the text `said` of a
-        precision error. Return None if the text names no step, or if `base` is not known.
+        Return the last step whose numbers were right, by tft's count. `said` is the text of an
+        error about wrong numbers, which names this step. Return None if the text names no step, or
+        if the program's number for step 0 of the job is not known.
 
         Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
@@ -237,31 +261,34 @@ class Program:
 
     def brought_to(self, step: int) -> None:
         """
-        Record that this rank has the state of the end of `step`, by the program's count.
+        Record that this rank has the training state of the end of `step`, by the program's own
+        count.
         """
         self.base = step - self.completed()
         self.repaired_to = step
 
     def local_state(self) -> bytes:
         """
-        Return the rank-local state. It consists of `base` only, because the program itself restores
-        everything else in its rollback function.
+        Return the rank-local state. It consists only of `base`, the program's number for step 0 of
+        the job. The program itself restores everything else in its rollback function.
         """
         return pack(self.base)
 
     def derive(self) -> bytes:
         """
-        Return a rank-local state for a rank whose captured state was lost with its node. It has no
-        `base`, because this rank learns `base` from another rank.
+        Return a rank-local state for a rank whose captured rank-local state was lost with a node.
+
+        The returned state does not contain `base` (the program's number for step 0 of the job),
+        because this rank learns `base` from another rank.
         """
         return pack(None)
 
     def load(self) -> None:
         """
-        Carry out the order to load a checkpoint at the start of the job. Do nothing, because the
-        program itself has loaded its checkpoint.
+        Carry out the order to load a checkpoint at the start of the job. Nothing is done, because
+        the program itself has loaded its checkpoint.
 
-        Raises `OrderRefused` in a process that has handled an incident or replaces another one.
+        Raises `OrderRefused` in a process that has handled an incident or replaces another process.
         """
         if not self.fresh:
             raise OrderRefused(
@@ -273,8 +300,9 @@ class Program:
 
     def interrupt(self) -> None:
         """
-        Interrupt the training thread, even if it waits for other ranks or the device. tft calls
-        this method repeatedly, on a thread of its own, until the training thread has stopped.
+        Interrupt the training thread, even if that thread waits for other ranks or for the device.
+        tft calls this method repeatedly, on a separate thread, until the training thread has
+        stopped.
         """
         self._void.set()
         gathering = self._gathering
@@ -287,11 +315,12 @@ class Program:
 
     def left(self) -> None:
         """
-        Complete the stop of this rank, whose program has left its loop. Call the program's `stop`
-        function, or wait until the call that `interrupt` has started is over.
+        Complete the stop of this rank, whose program has left its training loop. Call the program's
+        function `stop`. If `interrupt` has called that function already, wait for its end instead.
 
-        If the program left its loop at the end of a step, the function is not called here, but
-        later if the repair needs it. Raises `OrderRefused` if the function has failed.
+        If the program left its training loop at the end of a step, the function is not called here.
+        It is called later if the repair needs that. Raises `OrderRefused` if the function has
+        failed.
         """
         self.finished = False
         if self._stopping is None:
@@ -323,10 +352,12 @@ class Program:
     def regroup(self, name: str, host: str, port: int, place: int, world: int) -> None:
         """
         Exchange facts with the other ranks, clean the device if necessary, and let the program form
-        its groups.
+        its process groups.
 
-        The program forms its groups again only if some ranks are new or missing. Raises
-        `OrderRefused` if the ranks do not agree about their groups or steps.
+        `name` is the name of the new group of ranks, and `host` and `port` are the address of the
+        hub (the server of all-gathers). `world` is the number of ranks that take part. The program
+        forms its process groups again only if some ranks have left, have come back or have a new
+        process. Raises `OrderRefused` if the ranks do not agree about their groups or steps.
         """
         self._group = (name, host, port)
         repair = name.rpartition("/")[2]
@@ -364,7 +395,8 @@ class Program:
         if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            # also clean a new process if `stop` was called in it, in an earlier attempt
+            # also clean the device of a new process if the program's function `stop` was called in
+            # that process, in an earlier attempt to form the group
             cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
@@ -378,8 +410,11 @@ class Program:
 
     def _gather(self, name: str, world: int, facts: Body) -> dict[int, Body]:
         """
-        Send `facts` to the other ranks and wait for the facts of `world` ranks. Return them by
-        rank. `interrupt` ends the wait.
+        Send `facts` about this rank to the other ranks, and wait for the facts of `world` ranks in
+        all. Return the facts of each rank, by rank.
+
+        `name` is the name of this all-gather. Raises `ConnectionError` if `interrupt` is called
+        meanwhile, or if the hub ends, which serves the all-gather.
         """
         _, host, port = self._group
         self._gathering = gathering = Gathering(host, port)
@@ -390,8 +425,9 @@ class Program:
 
     def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
         """
-        Let the program form its groups if ranks have left, have come back or have a new process.
-        `new` are the ranks that came back or have a new process, and `members` are all ranks.
+        Let the program form its process groups if ranks have left, have come back or have a new
+        process. `new` are the ranks that came back or have a new process. `members` are all ranks
+        that take part.
         """
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
@@ -431,8 +467,11 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        Return the ranks with a new process: one that a staying rank has not trained with yet.
-        `stayed` and `joined` have the facts of the staying ranks and of all ranks.
+        Return the ranks with a new process. A process is new if a rank that kept its own process
+        has not trained with it yet.
+
+        `stayed` has the facts of the ranks that kept their processes, and `joined` has the facts of
+        all ranks that take part.
         """
         replaced = set()
         for told in stayed.values():
@@ -449,17 +488,18 @@ class Program:
             raise OrderRefused(
                 f"the program's clean function returned {result!r}: it could not clean"
             )
-        device.release_memory()  # make room for received state
+        device.release_memory()  # make room for state from other ranks
         self._stopped = False
         if self.uce and result == 0:
-            # `clean` has released the memory with the state, so this rank needs state from others
+            # `clean` has released the memory with the training state, so this rank needs the state
+            # of other ranks
             self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
     def rebuild(self) -> None:
         """
-        Let the program send the state that ranks need. On each rank that sends or receives state,
-        the program's repair function is called.
+        Let the programs of the ranks transfer the state that some ranks need. If this rank sends or
+        receives state, call the program's repair function.
         """
         said = {
             "needs": [[shard, step] for shard, step in sorted(self._needs.items())],
@@ -472,15 +512,15 @@ class Program:
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
-            # take over `base` now: `program_step` needs it, and raises an error if it is unknown
-            # before any state is overwritten
+            # Take over `base` from the sender now, because `program_step` needs it. If `base` is
+            # not known, `program_step` raises an error before any state is overwritten.
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
             lost = self.uce and self.repair_type == "retry"
             kind = RepairType.RT_UCE_HIGHLEVEL if lost else RepairType.RT_RECV_REPAIR
             self._repair(kind, received, units)
-            # the state is complete now, so a later attempt need not repair this rank
+            # the state of this rank is complete now, so a later attempt need not repair this rank
             self.uce = self.torn = False
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
@@ -488,7 +528,11 @@ class Program:
     def rollback(self, local_state: bytes) -> None:
         """
         Set this rank to the step from which all ranks continue, and call the program's rollback
-        function. At the start of a job there is nothing to roll back, and it is not called.
+        function. `local_state` is the rank-local state of this rank at the end of that step.
+
+        At the start of a job there is nothing to roll back, so the function is not called. It is
+        also not called if the job continues with fewer ranks, and the state of this rank stays as
+        it is.
         """
         self.earlier = unpack(local_state) if self._fresh and self.completed() else None
         if not self._fresh:
@@ -506,7 +550,7 @@ class Program:
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
         if self._scaled == "in" and not (moved or self._repaired):
-            # no state was moved, so the program continues from the step that it completed last
+            # no state was changed or sent, so the program continues from its last complete step
             self.step_is_known = True
             return
         self.step_is_known = self.handlers.has("rollback")
@@ -517,19 +561,22 @@ class Program:
 
     def offer(self, shard: str, step: int) -> bytes:
         """
-        Record that this rank can send its copy of the shard, of `step`, to another rank. Return the
-        description of the copy. Called on a transfer thread.
+        Record that this rank can send its copy of the shard `shard`, of the end of `step`, to
+        another rank. Return a description of the copy, from which `need` learns the step.
+
+        tft calls this method on a separate thread for transfers.
         """
         self._offers.add((shard, step))
         return pack({"step": step})
 
     def need(self, shard: str, meta: bytes) -> bool:
         """
-        Record that this rank needs a shard from another rank. Return True, because the program
-        receives the shard in `rebuild`.
+        Record that this rank needs the shard `shard` from another rank. `meta` is the description
+        of the copy that `offer` has returned there. Return True, because the program receives the
+        shard only in `rebuild`.
 
-        Return False if this rank still has the shard: its memory was cleaned without loss. Raises
-        `OrderRefused` if the program has registered no repair function.
+        Return False if this rank still has the shard, because its device memory was cleaned without
+        loss. Raises `OrderRefused` if the program has registered no repair function.
         """
         step = int(unpack(meta)["step"])
         if self._light and self.completed() == step:
@@ -548,22 +595,23 @@ class Program:
     @property
     def reloads(self) -> bool:
         """
-        True if the program's repair function can load the newest checkpoint that the program itself
-        has saved.
+        True if the program has a repair function that can load the newest checkpoint that the
+        program itself has saved.
 
-        The repair functions of programs for MindSpore cannot.
+        The repair functions of programs for MindSpore cannot load a checkpoint.
         """
         return self.handlers.has("repair") and not self.handlers.mindspore
 
     def reload(self, not_after: int | None) -> int:
         """
-        Let the program's repair function load the program's newest checkpoint. All ranks do this at
-        the same time. Return the step of the checkpoint, by tft's count.
+        Let the program's repair function load the newest checkpoint that the program has saved. All
+        ranks do this at the same time. Return the step of the checkpoint, by tft's count.
 
-        As its argument `step`, the function gets the last step whose numbers may be right. This is
-        `not_after`, or the last complete step of any rank if that step is earlier.
+        As its argument `step`, the repair function gets the last step whose numbers may be right.
+        This step is `not_after`, or the highest step that any rank has completed, whichever is
+        earlier. If `not_after` is None, it is the highest step that any rank has completed.
         """
-        if self.base is None:  # in a replacement, the other ranks know the base
+        if self.base is None:  # a new process of a replaced rank: the other ranks know `base`
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
             self.base = known[0] if known else None
         ahead = max(int(told["completed"]) for told in self._told.values())
@@ -587,8 +635,10 @@ class Program:
 
     def _found(self) -> int:
         """
-        Return the step of the checkpoint that the program has loaded, by tft's count. Raises
-        `OrderRefused` if the program has not reported it, or if it is from before this job.
+        Return the step of the checkpoint that the program has loaded, by tft's count.
+
+        Raises `OrderRefused` if the program has not reported the step, or if the checkpoint was
+        saved before this job began.
         """
         if self.loaded is None:
             raise OrderRefused(
@@ -605,11 +655,11 @@ class Program:
 
     def _repair(self, kind: RepairType, own: Sequence[Unit], units: Sequence[Unit]) -> None:
         """
-        Call the program's repair function. `own` are the transfers of this rank, and `units` are
-        all transfers of the repair.
+        Call the program's repair function, to send or to receive state as `kind` says. `own` are
+        the transfers of this rank, and `units` are all transfers of the repair.
 
-        Raises `TrainingFault` after an error that makes another call impossible, so that this
-        process is replaced.
+        Raises `TrainingFault` if the function fails with an error after which it cannot be called
+        again in this process. tft then replaces the process.
         """
         destinations = [unit.destination for unit in own]
         info = {
@@ -629,7 +679,8 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                # This error lets tft replace the process: a second call cannot succeed in it.
+                # This exception lets tft replace the process, because a second call of the repair
+                # function cannot succeed in the same process.
                 raise TrainingFault(str(error), context_lost=True) from error
             raise
 
@@ -637,11 +688,12 @@ class Program:
 
     def save(self, directory: Path, shards: Sequence[str], step: int, attempt: int) -> list[str]:
         """
-        Let the program save the parts of the state that this rank was chosen to save. If they are
-        saved already in this attempt, do nothing.
+        Let the program save the shards `shards` (parts of the training state) that this rank was
+        chosen to save. If these shards were saved already in this attempt, do not save them again.
 
         All chosen ranks save at the same time. Return the name of the file under `directory` that
-        lists the saved parts.
+        lists the saved parts. Raises `OrderRefused` if the program has registered no function that
+        saves.
         """
         if not attempt:
             raise OrderRefused(
@@ -677,8 +729,8 @@ class Program:
 
     def _stop_at_last(self) -> None:
         """
-        Call the program's `stop` function now, before the device is cleaned, if it was not called
-        yet. Raises `OrderRefused` if the function has failed.
+        Call the program's function `stop` now, before the device is cleaned, if that function was
+        not called yet. Raises `OrderRefused` if the function has failed.
         """
         if not self._stopped:
             self._stop()
@@ -688,10 +740,12 @@ class Program:
 
     def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """
-        Return, for each part of the state of a group, the rank that saves the part.
+        Return the ranks that save the state of `group`: for each part of the state, the rank that
+        saves this part.
 
-        Each rank that saves has created a file whose name has the part and the rank. This function
-        waits until there is a file for each part. Raises `OrderRefused` if the save is cancelled.
+        Each rank that saves creates an empty file in `directory`, whose name contains the part and
+        the rank. This method waits until there is such a file for each part. Raises `OrderRefused`
+        if the save is cancelled meanwhile.
         """
         names = [f"{group.shard(part)}.{attempt}" for part in range(group.parts)]
         while not self._void.wait(TICK):
@@ -702,8 +756,9 @@ class Program:
 
     def rename(self, directory: Path, step: int) -> None:
         """
-        Let the program give the checkpoint its final name, when all parts are saved. Do nothing if
-        this was done before.
+        Let the program give the checkpoint of `step` its final name, because all parts of the
+        checkpoint are saved. Do nothing if the checkpoint under `directory` has its final name
+        already.
         """
         mark = directory / "renamed"
         if self.handlers.has("rename") and not mark.exists():
@@ -716,8 +771,10 @@ class Program:
 
 def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
     """
-    Return whether this repair only replaces processes by processes that were started beforehand
-    (successors), and all other ranks have left their loops at the end of a step.
+    Return whether this repair only moves ranks to processes that were started beforehand
+    (successors), while all other ranks have left their training loops at the end of a step.
+
+    `joined` has the facts of all ranks that take part. `replaced` are the ranks with a new process.
     """
     kept = [told for rank, told in joined.items() if rank not in replaced]
     return (
@@ -729,8 +786,9 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Return the facts of the staying ranks: the ranks that took part when training resumed last, and
-    have trained in their present process. `joined` has the facts of all ranks.
+    Return the facts of the staying ranks. These are the ranks that took part when training last
+    resumed, and whose present processes have trained before. `joined` has the facts of all ranks
+    that take part now.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {
@@ -741,15 +799,18 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that have left: they took part when training resumed last, and are missing now.
+    Return the ranks that took part when training last resumed, but do not take part now. `stayed`
+    has the facts of the ranks that took part both times in the same process. `joined` has the facts
+    of all ranks that take part now.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
 
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that have come back: they take part now, but did not when training resumed
-    last.
+    Return the ranks that take part now, but did not take part when training last resumed. `stayed`
+    has the facts of the ranks that took part both times in the same process. `joined` has the facts
+    of all ranks that take part now.
     """
     return {
         rank

@@ -1,9 +1,9 @@
 """
-Converts MindIO's groups of ranks to shards of tft: which ranks hold copies of which part of the
-state.
+Converts the groups of ranks that programs for the library MindIO set to shards of tft. Such a group
+consists of the ranks that together hold one or more copies of a state.
 
-A group of G ranks that holds R whole copies of a state is cut into G / R parts. The rank with index
-p in the sorted group holds the part p modulo G / R.
+If G ranks hold R whole copies of a state, the state is cut into G / R parts, which are the shards.
+The rank with index p in the sorted group holds the part p modulo G / R.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,9 @@ from tft.spi import ShardCopies
 
 CALL = "tft_set_optimizer_replica"
 LARGEST = 2**31 - 1
-"""The largest value of `replica_shift`. MindIO ignores the value, except for the framework X1
-(TTP_FRAMEWORK_TYPE=1)."""
+"""The largest allowed value of `replica_shift`, the distance in a group between two ranks with the
+same part of the state. The library MindIO ignores `replica_shift`, except for the framework X1
+(environment variable TTP_FRAMEWORK_TYPE=1)."""
 
 log = logs.get_logger()
 announced = logs.get_logger(printed=True)
@@ -28,53 +29,56 @@ for these lines in the output of worker 0."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """
-    One group of this rank: the ranks that together hold one or more copies of a state, either of
-    the dense parameters or of the experts.
+    One group to which this rank belongs: the ranks that together hold one or more copies of a
+    state. The state is that of the dense parameters or that of the experts.
     """
 
     type: int
-    """The index of the group in `replica_info`: 0 for dense parameters, 1 for experts."""
+    """The kind of state: 0 for dense parameters, 1 for experts. It is the index of the group in the
+    argument `replica_info` of `tft_set_optimizer_replica`."""
     ranks: tuple[int, ...]
     """The ranks of the group, sorted."""
     copies: int
-    """The number of whole copies of the state that the ranks hold together."""
+    """The number of whole copies of the state that the ranks of the group hold together."""
 
     @property
     def parts(self) -> int:
         """
-        The number of parts into which the state is cut.
+        The number of parts into which the state of the group is cut.
         """
         return len(self.ranks) // self.copies
 
     def shard(self, part: int) -> str:
         """
-        Return the name of the shard for a part of the state. The name is the same on every rank.
+        Return the name of the shard that consists of the part number `part` of the state. The name
+        is the same on every rank.
         """
         return f"group{self.type}.{self.ranks[0]}.{part}"
 
     def holders(self, part: int) -> tuple[int, ...]:
         """
-        Return the ranks that hold a part.
+        Return the ranks that hold a copy of the part number `part` of the state.
         """
         return self.ranks[part :: self.parts]
 
     def part_of(self, rank: int) -> int:
         """
-        Return the number of the part that a rank of the group holds.
+        Return the number of the part of the state that `rank`, a rank of the group, holds.
         """
         return self.ranks.index(rank) % self.parts
 
 
 def read(
     rank: int, world: int, info: Any, *, whole: bool, shifted: bool = True
-) -> tuple[Group, ...]:  # Any: not yet checked
+) -> tuple[Group, ...]:  # Any: `info` is not checked yet
     """
-    Return the groups of a rank. `info` is the argument `replica_info` of
-    `tft_set_optimizer_replica`.
+    Return the groups of ranks to which `rank` belongs. `info` describes the groups: it is the
+    argument `replica_info` of the function `tft_set_optimizer_replica`.
 
     Pass `whole=True` if each rank of a group must hold the whole state, as with MindSpore. Pass
     `shifted=True` if a wrong `replica_shift` (the distance between copies) is an error, as with the
-    framework X1. Otherwise it is only logged. Raises `Refused` for groups that are not valid.
+    framework X1. With `shifted=False` a wrong distance is only logged. Raises `Refused` for groups
+    that are not valid.
     """
     return tuple(
         _group(rank, world, place, group, whole=whole, shifted=shifted)
@@ -117,7 +121,8 @@ def _group(
 
 def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
     """
-    Return the shards of a rank: in each of its groups, the part of the state that the rank holds.
+    Return the shards that `rank` holds. In each of its `groups`, the rank holds one shard, which is
+    a part of the state of the group.
     """
     return tuple(
         ShardCopies(shard=group.shard(part), ranks=group.holders(part))
@@ -128,12 +133,14 @@ def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
 
 def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """
-    Return the ranks that leave the job together with `rank`.
+    Return the ranks that leave the job together with `rank`, this rank included.
 
-    The world can be divided into groups in several ways. `partitions` has the group of `rank` for
-    each of these ways. If `rank` is at some index of such a group, the ranks at the same index of
-    the other groups leave with it. Return None if the groups of other ranks cannot be computed,
-    because the given groups do not repeat regularly over the world.
+    The ranks from 0 to `world` - 1 can be divided into groups in several ways. For each way,
+    `partitions` has the group that contains `rank`. In each way, the ranks with the same index in
+    their own groups as `rank` in its group leave together with `rank`.
+
+    Return None if the groups of the other ranks cannot be computed, because the given groups do not
+    repeat regularly over all ranks.
     """
     together = {rank}
     for ranks in partitions:
@@ -151,8 +158,10 @@ def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[
 
 def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     """
-    Return, as a text, why the groups that the ranks have set contradict each other. Return an empty
-    text if they do not.
+    Return a text that says how the groups that the ranks have set contradict each other. Return an
+    empty text if the groups do not contradict each other.
+
+    `all_groups` maps each rank to the groups that its program has set.
     """
     known: dict[tuple[int, int], tuple[int, Group]] = {}
     first, own = next(iter(all_groups.items()))
@@ -176,11 +185,11 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
 
 def agreed_base(told: Mapping[int, int | None]) -> str:
     """
-    Return, as a text, which ranks count their steps differently. Return an empty text if all ranks
-    have the same number for a step of the job.
+    Return a text that says which ranks count their steps differently. Return an empty text if the
+    programs of all ranks give the same number to a step of the job.
 
-    `told` has the program's number for step 0 of the job on each rank. None means that a rank has
-    not counted any step yet; such ranks are ignored.
+    `told` maps each rank to its program's number for step 0 of the job. None means that the program
+    has not counted any step yet. Ranks with None are ignored.
     """
     known = {rank: base for rank, base in told.items() if base is not None}
     if len(set(known.values())) < 2:
@@ -195,12 +204,13 @@ def agreed_base(told: Mapping[int, int | None]) -> str:
 
 def announce(
     told: Mapping[int, Sequence[Sequence[Any]]],
-) -> None:  # Any: a group's type, ranks, copies
+) -> None:  # Any: a group is a list of its type, its ranks and its number of copies
     """
-    Log the groups that the ranks have set, ordered by rank.
+    Log the groups of ranks that the programs have set, ordered by rank. `told` maps a rank to its
+    groups, each as a list of its type, its ranks and its number of copies.
 
-    Each group is logged once, for its lowest rank. MindIO's controller, which runs in rank 0, logs
-    the same text (`controller.cpp`, line 1905).
+    Each group is logged once, for its lowest rank. The controller of the library MindIO, which runs
+    in rank 0, logs the same text (`controller.cpp`, line 1905).
     """
     known: set[tuple[int, tuple[int, ...]]] = set()
     for rank, groups in sorted(told.items()):

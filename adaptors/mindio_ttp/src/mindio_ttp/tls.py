@@ -1,9 +1,11 @@
 """
-Converts MindIO's TLS settings, the argument `tls_info`, to options of tft.
+Converts the TLS settings of the library MindIO to options of the command `tft run`. A program
+passes these settings as a text, in the argument `tls_info`.
 
-tft encrypts messages with CURVE keys (of ZeroMQ) that all processes of a job share, and without
-certificates. These keys are derived from the private key in `tls_info`, so all processes with the
-same private key have them. The certificates in `tls_info` are only checked, as in MindIO.
+tft does not use certificates for encryption. It encrypts messages with CURVE keys (keys of ZeroMQ)
+that all processes of a job share. The CURVE keys are derived from the private key in `tls_info`, so
+all processes with the same private key derive the same CURVE keys. The certificates that `tls_info`
+names are only checked, as in MindIO.
 """
 
 import hmac
@@ -29,24 +31,27 @@ KEYS = (
     "tlsPkPwd",
     "packagePath",
 )
-"""The keys that `tls_info` may have. Other keys are ignored."""
+"""The names of the settings that `tls_info`, a text of pairs `name: value;`, may contain. Settings
+with other names are ignored."""
 NEEDED = ("tlsCert", "tlsCaPath", "tlsCaFile", "tlsPk", "packagePath")
-"""The keys that `tls_info` must have."""
+"""The names of the settings that `tls_info` must contain."""
 LARGEST = 10 * 1024
-"""The most characters that `tls_info` may have."""
+"""The largest number of characters that `tls_info` may have."""
 LARGEST_FILE = 10 * 1024 * 1024
-"""The largest number of bytes of a certificate or of a list of revoked certificates."""
+"""The largest number of bytes that the file of a certificate, or of a list of revoked certificates,
+may have."""
 
 Decrypt = Callable[[str], Any]
-"""The function that the program has registered to decrypt passwords. Any: its result is checked
-after the call."""
+"""The type of the function that the program has registered to decrypt passwords. Any: the result of
+the function is checked after the call."""
 
 
-def read(info: Any) -> dict[str, str]:  # Any: not yet checked
+def read(info: Any) -> dict[str, str]:  # Any: not checked yet
     """
-    Return the values in the argument `tls_info` by key. `info` is this argument.
+    Return the settings in `info`, the argument `tls_info` of a function of MindIO. The result maps
+    the name of a setting to its value.
 
-    Raises `Refused` if `info` is not a text, is too long, or lacks a required key.
+    Raises `Refused` if `info` is not a text, is too long, or lacks a required setting.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
         raise Refused(f"tls_info must be a string of at most {LARGEST} characters")
@@ -73,8 +78,8 @@ def read(info: Any) -> dict[str, str]:  # Any: not yet checked
 
 def check_files(pairs: dict[str, str]) -> Identity:
     """
-    Return the certificate files that `tls_info` names. Raises `Refused` for a file that is missing,
-    a symbolic link or too large.
+    Return the certificate files that the settings `pairs` from `tls_info` name. Raises `Refused`
+    for a file that is missing, is a symbolic link or is too large.
     """
     _directory("packagePath", _path(pairs["packagePath"]))
     return Identity(
@@ -86,10 +91,12 @@ def check_files(pairs: dict[str, str]) -> Identity:
 
 def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     """
-    Return the password of the private key. Return None if `tls_info` has no password.
+    Return the password of the private key. `pairs` are the settings from `tls_info`. Return None if
+    they contain no password.
 
-    If the program has registered a decrypt function, that function decrypts the password in
-    `tls_info`. Raises `Refused` if the function fails or returns something else than a password.
+    `decrypt` is the function that the program has registered to decrypt the password. If it is
+    None, the password is not encrypted. Raises `Refused` if the function fails, or returns anything
+    but a text of a plausible length.
     """
     cipher = pairs.get("tlsPkPwd")
     if cipher is None or decrypt is None:
@@ -111,10 +118,12 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
 # Any: `info` is not yet checked
 def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     """
-    Return the options of `tft run` that encrypt the bus with keys derived from `info`.
+    Return the options of the command `tft run` that encrypt the bus with keys derived from the
+    private key in `info`. `info` is the argument `tls_info` of a function of MindIO.
 
-    A warning is logged if the certificate expires within `ahead` days. Raises `Refused` for files
-    or a private key that are not valid.
+    `decrypt` is the program's function that decrypts the password of the private key, or None. A
+    warning is logged if the certificate expires within `ahead` days. Raises `Refused` if a
+    certificate file or the private key is not valid.
     """
     pairs = read(info)
     identity = check_files(pairs)
@@ -123,8 +132,8 @@ def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     if days <= ahead:
         log.warning("certificate_expires", certificate=pairs["tlsCert"], days=days)
     seed = hmac.digest(b"tft mindio_ttp tlsPk", key.content, "sha256")
-    # Derive the name of the directory from the private key, so that every start with this key uses
-    # the same directory. The name does not reveal the key.
+    # Derive the name of the directory for the keys of the bus from the private key. So every start
+    # with this private key uses the same directory. The name does not reveal the private key.
     name = hmac.digest(seed, b"directory", "sha256").hex()[:16]
     directory = Path.home() / ".tft" / f"keys-{name}"
     try:

@@ -1,13 +1,13 @@
 """
 Helps a program that uses torch.distributed to form its process groups again after a repair.
 
-For this, the surviving ranks and the new processes must use the same name for a group. They also
-need a rendezvous store that does not end with a rank: the hub, a process beside the agent, serves
-it.
+For this, the surviving processes and the new processes must use the same name for a group. All
+processes also need a rendezvous store that does not end with a rank. The hub, a process that the
+agent starts, serves this store.
 
-Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's
-`ttp_decorator.py` (lines 505 to 556 at mind-cluster 22bb3d98). In a training process this module
-imports torch only if the program has imported torch already.
+In a training process this module imports torch only if the program has imported torch already.
+Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` in MindIO's
+`ttp_decorator.py` (lines 505 to 556 at commit 22bb3d98 of the repository mind-cluster).
 """
 
 import hashlib
@@ -20,16 +20,17 @@ from typing import Any
 from mindio_ttp import environment
 
 STORE_LIMIT = timedelta(seconds=30)
-"""The time limit for an answer of the store that the hub serves. It is long, because the hub may
-have to import torch first."""
+"""The time limit for an answer of the rendezvous store that the hub serves. The limit is long,
+because the hub may have to import torch first."""
 
 
 class GroupNames:
     """
-    Gives process groups of `torch.distributed` names that contain the name of the present repair.
+    Gives names to the process groups of `torch.distributed`. Each name contains the name of the
+    repair in which the group is formed.
 
-    A rendezvous store keeps the keys of groups that no longer exist. A new group with an old name
-    would read these keys, so each repair uses new names.
+    A rendezvous store keeps the keys of groups that no longer exist. A new group with the name of
+    an old group would read the keys of the old group, so each repair uses new names.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,8 @@ class GroupNames:
 
     def install(self) -> None:
         """
-        Replace torch's naming of groups, if this process has imported torch.distributed.
+        Make torch.distributed use the method `name` to name process groups. Do nothing if this
+        process has not imported torch.distributed.
         """
         torch = _c10d()
         if torch is not None:
@@ -46,21 +48,22 @@ class GroupNames:
 
     def begin(self, repair: str) -> None:
         """
-        Use the name `repair` in the names of groups from now on, and count groups from 1 again.
+        Use the name `repair` of a repair in the names of groups from now on. Also count the groups
+        from 1 again.
 
         The count must start again on all ranks, because the new process of a replaced rank has
-        formed fewer groups than the surviving ranks.
+        formed fewer groups than the processes of the surviving ranks.
         """
         self._repair, self._count = repair, 0
         self.install()
 
     def name(self, ranks: Sequence[int], use_hashed_name: bool) -> str:
         """
-        Return the name of the next group of `ranks`. Without ranks, return the name of the default
-        group.
+        Return the name of the next process group of `ranks`. If `ranks` is empty, return the name
+        of the default group.
 
-        Pass `use_hashed_name=True` if only these ranks call `new_group`. The name is then made of
-        the ranks and not of a count, because the other ranks do not count this group.
+        With `use_hashed_name=True`, only the ranks of the group call `new_group`. The name is then
+        made of the ranks and not of a count, because the other ranks do not count this group.
         """
         if use_hashed_name:
             taken = set(_c10d()._world.pg_names.values())
@@ -76,31 +79,33 @@ class GroupNames:
 
 class Store:
     """
-    The rendezvous store of the job, for `init_process_group`. The hub serves the store, so it does
-    not end with a rank.
+    The rendezvous store with which `init_process_group` of torch.distributed forms process groups.
+    The hub, a process of tft, serves the store, so that the store does not end with a rank.
     """
 
     def __init__(self) -> None:
         self._used = False
+        """True if `use` was called, so that the program uses the store of a hub from the start."""
         self._hub = ("", 0)
-        """The address of the hub to whose store `_client` is connected."""
+        """The host and port of the hub to whose store `_client` is connected."""
         self._client: Any = None
+        """The client of the store. None if there is no connection. Any: a TCPStore of torch."""
 
     def use(self, host: str, port: int) -> None:
         """
-        Set the variables of `env://`, so that `init_process_group` uses the store of the hub at
-        this address.
+        Make `init_process_group` use the store of the hub at `host` and `port`. This is done with
+        the environment variables that torch.distributed reads for the method `env://`.
         """
         self._used = True
         environment.meet_at(host, port)
 
     def begin(self, repair: str, host: str, port: int) -> None:
         """
-        Make the groups that are formed in the repair `repair` use keys of the store that no earlier
-        group has used.
+        Make the process groups that are formed in the repair `repair` use keys in the rendezvous
+        store that no earlier group has used. The keys begin with the name of the repair.
 
-        The keys begin with the name of the repair. The store is that of the hub at this address if
-        `use` was called. Otherwise it is the store that the default group uses already.
+        If `use` was called, the store is that of the hub at `host` and `port`. Otherwise it is the
+        store that the default process group uses already.
         """
         if self._used:
             environment.meet_at(host, port)
@@ -117,10 +122,10 @@ class Store:
         _meet_in(torch, f"tft-{repair}", root)
 
 
-def client(host: str, port: int) -> Any:  # Any: torch is imported only at run time
+def client(host: str, port: int) -> Any:  # Any: a TCPStore, but torch is imported only later
     """
-    Connect to the store at this address, and return the client. Raises `RuntimeError` if no store
-    answers within `STORE_LIMIT`.
+    Connect to the rendezvous store at `host` and `port`, and return the client. Raises
+    `RuntimeError` if no store answers within `STORE_LIMIT`.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -129,8 +134,10 @@ def client(host: str, port: int) -> Any:  # Any: torch is imported only at run t
 
 def connect(host: str, port: int) -> None:
     """
-    Make groups that are formed from now on use the store at this address. Do nothing if there is no
-    default process group.
+    Make the process groups that are formed from now on use the rendezvous store at `host` and
+    `port`. Do nothing if there is no default process group.
+
+    Raises `RuntimeError` if no store answers.
     """
     torch = _c10d()
     if torch is None or not torch.is_initialized():
@@ -140,8 +147,8 @@ def connect(host: str, port: int) -> None:
 
 def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports torch
     """
-    Serve a store at a free port of the address `host` only. The store is served for as long as the
-    caller keeps the returned object.
+    Serve a rendezvous store at a free port, only on the network address `host`. Return the store.
+    It is served for as long as the caller keeps the returned object.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -160,7 +167,8 @@ def _root(store: Any) -> Any:  # Any: torch is imported only at run time
 
 def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: torch is not imported here
     """
-    Make groups that are formed from now on use keys with the prefix `prefix` in this store.
+    Make the process groups that are formed from now on use keys with the prefix `prefix` in
+    `store`. `torch` is the module `torch.distributed.distributed_c10d`.
     """
     from torch._C._distributed_c10d import PrefixStore
 
@@ -173,5 +181,5 @@ def _hashed(text: str) -> str:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _c10d() -> Any:  # Any: a module whose inner names are untyped
+def _c10d() -> Any:  # Any: torch's module, whose inner names have no types
     return sys.modules.get("torch.distributed.distributed_c10d")

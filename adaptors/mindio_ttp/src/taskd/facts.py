@@ -1,5 +1,6 @@
 """
-Reads the settings of msrun from its command line and environment, and converts them for tft.
+Reads the settings of msrun, the launcher of MindSpore, from its command line and its environment
+variables. Converts these settings to the settings of tft.
 """
 
 from collections.abc import Mapping
@@ -10,17 +11,18 @@ from tft.errors import UsageError
 from tft.spi.launcher import BrokerAddress, Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
-"""The features of `MS_ENABLE_TFT` for which MindSpore uses `mindio_ttp`. MindSpore searches the
-value of the variable for the same texts."""
+"""The features in the environment variable `MS_ENABLE_TFT` for which MindSpore uses the package
+`mindio_ttp`. MindSpore searches the value of the variable for the same texts."""
 
 _REPLACES = "ARF:1"
-"""The feature of `MS_ENABLE_TFT` for the replacement of processes. If there is no MindCluster,
-MindSpore then calls `tft_register_mindx_callback` itself, to take part in recoveries."""
+"""The feature in the environment variable `MS_ENABLE_TFT` that lets lost processes be replaced.
+With this feature and without MindCluster, MindSpore itself calls `tft_register_mindx_callback`, to
+take part in the decisions about recoveries."""
 
 
 class MsrunArguments(Protocol):
     """
-    The parsed command line of msrun, with the options that tft reads.
+    The parsed command line of msrun, the launcher of MindSpore, with the options that tft reads.
     """
 
     worker_num: int
@@ -36,31 +38,33 @@ class MsrunArguments(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    The settings of the msrun on one node of a job.
+    The settings of msrun, the launcher of MindSpore, on one node of a job.
     """
 
     nnodes: int
     number: int
-    """The number of this node."""
+    """The number of this node in the job, counted from 0."""
     ranks: int
     """The number of ranks on this node."""
     address: str
-    """The address of node 0."""
+    """The network address of node 0."""
     port: int
-    """The port of the broker if the job has several nodes. The broker also uses the next port."""
+    """The port of the broker if the job has several nodes. The broker also uses the port after this
+    one."""
     named: str
-    """The name of the option or variable from which the address was read, for messages."""
+    """The name of the option or environment variable from which `address` was read. It is used in
+    messages."""
     adaptor: str
     orchestrated: bool
-    """True if MindSpore itself takes part in the decisions of the controller, as an orchestrator.
-    It connects to the controller from the process of rank 0."""
+    """True if MindSpore takes the part of an orchestrator, which takes part in the decisions of the
+    controller. MindSpore then connects to the controller from the process of rank 0."""
     command: tuple[str, ...]
     """The training script and its arguments."""
 
     def node(self) -> Node:
         """
-        Return the settings in the form in which tft runs a node. Raises `UsageError` if they are
-        not valid together.
+        Return the `Node` object that runs this node with these settings. Raises `UsageError` if the
+        settings are not valid together.
         """
         return Node(
             nnodes=self.nnodes,
@@ -78,10 +82,11 @@ class Facts:
 
 def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
     """
-    Return the settings of this msrun. Return None for a dry run, which starts no job.
+    Return the settings of this process of msrun, the launcher of MindSpore. Return None for a dry
+    run, which starts no job.
 
-    `told` is the command line of msrun. Raises `UsageError` for settings that msrun allows and tft
-    does not.
+    `told` is the command line of msrun, and `environ` are its environment variables. Raises
+    `UsageError` for settings that msrun allows, but tft does not allow.
     """
     if told.sim_level != -1 or environ.get("MS_SIMULATION_LEVEL"):
         return None
@@ -91,7 +96,7 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
             f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: "
             "each machine must have the same number of ranks, at least one"
         )
-    # msrun ignores --node_rank on a single machine
+    # msrun ignores the option --node_rank if the job has a single machine
     number = told.node_rank if nnodes > 1 else 0
     if not 0 <= number < nnodes:
         raise UsageError(
@@ -110,8 +115,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
         port=port,
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
-        # MindSpore decides by the same condition whether rank 0 registers its functions with the
-        # controller, so tft must expect them in exactly this case
+        # On the same condition, MindSpore registers functions with the controller from the process
+        # of rank 0. So tft must expect an orchestrator in exactly this case.
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )

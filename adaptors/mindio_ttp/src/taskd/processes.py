@@ -1,5 +1,6 @@
 """
-Starts, ends and monitors the processes of msrun, through the functions that msrun has registered.
+Starts, ends and monitors the processes of msrun, the launcher of MindSpore. This is done by calling
+functions that msrun has registered.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 
 class Processes:
     """
-    Implements `tft.spi.launcher.Starter` with the functions of msrun.
+    Starts, kills and reaps the rank processes of a node for tft (see `tft.spi.launcher.Starter`).
+    The work is done by functions of msrun, the launcher of MindSpore.
     """
 
     def __init__(
@@ -23,17 +25,18 @@ class Processes:
         self._kill = kill
         self._look = look
         self._logs: dict[int, Path] = {}
-        """The file to which the newest process of each local rank writes its output."""
+        """Maps a local rank to the log file to which its newest process writes its output."""
         self._starts: dict[int, int] = {}
-        """How many processes were started for each local rank."""
+        """Maps a local rank to the number of processes that were started for it."""
 
     def start(self, local_rank: int) -> int:
         """
-        Start a process for the rank with the number `local_rank` on this node. Return its pid.
+        Start a process for the rank with the number `local_rank` on this node. Return the pid of
+        the process.
 
-        msrun overwrites the log file of a rank when it starts another process for the rank. So the
-        log of the earlier process is renamed first. Raises `ChildProcessError` if the new process
-        has ended already.
+        When msrun starts another process for a rank, it overwrites the log file of the rank. So the
+        log file of the earlier process is renamed first. Raises `ChildProcessError` if the new
+        process has ended already.
         """
         earlier = self._logs.pop(local_rank, None)
         number = self._starts.get(local_rank, 0)
@@ -41,8 +44,8 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # A status means that the process has ended, and that msrun, its parent, has reaped it. Its
-        # pid must then not be used, because another process may get it.
+        # A status means that the new process has ended, and that msrun, its parent, has reaped it.
+        # The pid must then not be used, because the system may give it to another process.
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
             raise ChildProcessError(
@@ -55,22 +58,23 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Let msrun kill a process with its whole process group. This also ends the process that
-        prints the log of the killed one.
+        Let msrun kill the process with the pid `pid` and its whole process group. This also ends
+        the process of msrun that prints the log of the killed process.
         """
         self._kill([pid])
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        Let msrun, the parent of the process, collect the exit status of a process that has ended.
+        Let msrun collect the exit status of the process of `local_rank`, which has ended. Only
+        msrun can do that, because it is the parent of the process.
         """
         self._look([local_rank])
 
 
 def _written_by(pid: int) -> Path | None:
     """
-    Return the file to which a process writes its standard output. Return None if it is not written
-    to a file.
+    Return the path of the file to which the process with the pid `pid` writes its standard output.
+    Return None if the process does not write its standard output to a file.
     """
     try:
         path = Path(f"/proc/{pid}/fd/1").readlink()

@@ -1,8 +1,9 @@
 """
-The functions that start and end the controller, and the functions with which an orchestrator that
-manages a cluster calls the controller.
+The functions that start and end the controller. Also the functions by which an orchestrator (the
+manager of a cluster) calls the controller.
 
-The names, arguments and results are those of MindIO TFT 7.3.0 (`mindio_ttp.controller_ttp`).
+The names, arguments and results of the functions are those of `mindio_ttp.controller_ttp` in the
+library MindIO TFT 7.3.0.
 """
 
 from mindio_ttp.controller_ttp.ttp_controller import (

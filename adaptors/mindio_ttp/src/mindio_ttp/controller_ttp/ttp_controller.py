@@ -1,10 +1,11 @@
 """
 Starts and ends the controller.
 
-The names are those of `mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0. If
-`tft_init_controller` gets rank -1, `tft_start_controller` starts the controller, and the ranks join
-it later. With another rank the controller starts together with the job, in `tft_start_processor`.
-In both cases the controller is a separate process, and outlives the process that has started it.
+The names of the functions are those of `mindio_ttp.controller_ttp.ttp_controller` in the library
+MindIO TFT 7.3.0. If `tft_init_controller` gets rank -1, `tft_start_controller` starts the
+controller, and the ranks join the controller later. With any other rank the controller starts
+together with the job, in `tft_start_processor`. With any rank, the controller is a separate
+process, and outlives the process that has started it.
 """
 
 from mindio_ttp import checks
@@ -24,11 +25,13 @@ def tft_init_controller(
     enable_zit: bool = False,
 ) -> None:
     """
-    Set the rank of this process and the size of the world for the controller.
+    Set the rank of this process and the number of ranks of the job (`world_size`), before
+    `tft_start_controller` is called.
 
     Call this function in the process of rank 0, or with rank -1 in a process that trains nothing.
-    Raises `Refused` for a value out of its range. In a program for MindSpore, also raises `Refused`
-    if `enable_local_copy` or `enable_zit` is True.
+    The other arguments are checked, but not used. Raises `Refused` for an argument out of its
+    range. In a program for MindSpore, also raises `Refused` if `enable_local_copy` or `enable_zit`
+    is True.
     """
     call = "tft_init_controller"
     checks.rank_and_world(call, rank, world_size, least=-1)
@@ -53,8 +56,9 @@ def tft_start_controller(
     Start the controller at `bind_ip` and `port`, or connect to the controller that was started with
     the job.
 
-    If `enable_tls` is True, the bus is encrypted with keys that are derived from the private key in
-    `tls_info`. Raises `Refused` for arguments that are not valid, or if no controller answers.
+    The controller is started if `tft_init_controller` was called with rank -1. If `enable_tls` is
+    True, the bus is encrypted with keys that are derived from the private key in `tls_info`. Raises
+    `Refused` for arguments that are not valid, or if the started controller does not answer.
     """
     call = "tft_start_controller"
     address = checks.address(call, "bind_ip", bind_ip)
@@ -65,15 +69,16 @@ def tft_start_controller(
 
 def tft_destroy_controller() -> None:
     """
-    End the controller that this process has started, and the connection to it.
+    End the connection of this process to the controller, and the controller itself if this process
+    has started it.
 
-    But a controller whose job is running ends only with that job.
+    A controller whose job is running is not ended at once: it ends when that job is over.
     """
     orchestrator.destroy()
 
 
 def tft_query_high_availability_switch() -> bool:
     """
-    Return whether this process is connected to a controller, which answers.
+    Return whether this process is connected to a controller that answers.
     """
     return orchestrator.call("hello") == 0

@@ -1,8 +1,9 @@
 """
-The logger that MindIO offers to programs (`mindio_ttp.controller_ttp.ttp_logger` of MindIO TFT
-7.3.0).
+The logger that the library MindIO offers to training programs, in its module
+`mindio_ttp.controller_ttp.ttp_logger` (MindIO TFT 7.3.0).
 
-The messages are in printf form. They are written to the same log as the lines of this package.
+The messages are in printf form. They are written to the same log file as the log lines of this
+package.
 """
 
 from enum import Enum
@@ -13,7 +14,7 @@ from mindio_ttp import logs
 
 class LEVEL(Enum):
     """
-    The levels of MindIO's log.
+    The levels of log lines in the library MindIO.
     """
 
     DEBUG = 0
@@ -23,8 +24,8 @@ class LEVEL(Enum):
 
 
 TID = 100000
-"""In MindIO, the log shows the number of a thread modulo this constant. This package keeps it for
-programs that import it."""
+"""The log of the library MindIO shows the number of a thread modulo this constant. This package
+does not use the constant, and keeps it for programs that import it."""
 
 _log = logs.get_logger()
 
@@ -33,14 +34,15 @@ class Logger:
     """
     A logger for calls such as `LOGGER.info("rank:%s", rank)`.
 
-    If a message cannot be formatted with its arguments, both are written as they are, so that no
-    process fails because of a log line.
+    If a message cannot be formatted with its arguments, the unformatted message and the arguments
+    are written. So no process fails because of a log line.
     """
 
     @staticmethod
     def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: values of any type
         """
-        Return the message with its arguments inserted.
+        Return the message `msg` with `args` inserted in printf form. If that is not possible,
+        return the message followed by the arguments.
         """
         try:
             return str(msg) % args if args else str(msg)

@@ -1,7 +1,8 @@
 """
 Functions that resolve and check network addresses, and read numbers from environment variables.
 
-The names are those of `mindio_ttp.controller_ttp.ttp_utils` of MindIO TFT 7.3.0.
+The names of the functions are those of `mindio_ttp.controller_ttp.ttp_utils` in the library MindIO
+TFT 7.3.0.
 """
 
 import ipaddress
@@ -15,8 +16,8 @@ def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
     """
     Return the IPv4 address of the host name `input_ip`.
 
-    Return `input_ip` unchanged if it is an address, or a name that cannot be resolved. The name
-    server is asked up to `max_retries` times.
+    Return `input_ip` unchanged if it is an address already, or a name that cannot be resolved. At
+    most `max_retries` attempts are made to resolve a name.
     """
     if not input_ip or is_valid_ip(input_ip):
         return input_ip
@@ -30,29 +31,29 @@ def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
 
 def is_valid_ip(ip_str: str) -> bool:
     """
-    Return whether the text is an IPv4 or IPv6 address. False for a host name.
+    Return whether `ip_str` is an IPv4 or IPv6 address. Return False for a host name.
     """
     return is_valid_ipv4(ip_str) or is_valid_ipv6(ip_str)
 
 
 def is_valid_ipv4(ip: str) -> bool:
     """
-    Return whether the text is an IPv4 address.
+    Return whether `ip` is an IPv4 address.
     """
     return _is_address(socket.AF_INET, ip)
 
 
 def is_valid_ipv6(ip: str) -> bool:
     """
-    Return whether the text is an IPv6 address.
+    Return whether `ip` is an IPv6 address.
     """
     return _is_address(socket.AF_INET6, ip)
 
 
 def is_zero_ip(ip_str: str) -> bool:
     """
-    Return whether the text is an unspecified address (0.0.0.0 or ::), which stands for all
-    addresses of a machine.
+    Return whether `ip_str` is an unspecified address (0.0.0.0 or ::). An unspecified address stands
+    for all addresses of a machine.
     """
     try:
         return ipaddress.ip_address(ip_str.strip()).is_unspecified
@@ -67,10 +68,10 @@ def get_env_var_int_safely(
     max_value: int | None = None,
 ) -> int:
     """
-    Return the number in an environment variable.
+    Return the whole number in the environment variable `env_var_name`.
 
-    Return `default_value` if the variable is not set, is not a number, or is out of the range from
-    `min_value` to `max_value`.
+    Return `default_value` if the variable is not set, is not a whole number, or is out of the range
+    from `min_value` to `max_value`. None means that the range has no such limit.
     """
     text = environment.text(env_var_name)
     if text is None:

@@ -1,7 +1,7 @@
 """
-The functions and types that a training process imports.
+The functions and types that a training program imports.
 
-The names are those of MindIO TFT 7.3.0 (`mindio_ttp.framework_ttp`).
+Their names are those of `mindio_ttp.framework_ttp` in the library MindIO TFT 7.3.0.
 """
 
 from mindio_ttp.controller_ttp import (

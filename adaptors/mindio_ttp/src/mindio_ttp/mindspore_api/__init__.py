@@ -1,6 +1,6 @@
 """
-The directory in which MindIO keeps the C library for MindSpore's runtime, `libttp_c_api.so`.
+An empty package with the name of the package in which MindIO has the C library `libttp_c_api.so`.
+MindSpore's runtime loads that library.
 
-tft has no such library, so this package is empty. See `docs/reference/mindio_differences.md`, "What
-is not there".
+tft has no such C library. See `docs/reference/mindio_differences.md`, "What is not there".
 """

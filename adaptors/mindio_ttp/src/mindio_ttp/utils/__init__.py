@@ -1,6 +1,8 @@
 """
-Functions by which a program reports when its updates begin and end. They decide whether lost device
-memory can be restored. The names are those of `mindio_ttp.utils` of MindIO TFT 7.3.0.
+Functions by which a training program reports when its updates begin and end. These times decide
+whether lost device memory can be restored from other ranks.
+
+The names of the functions are those of `mindio_ttp.utils` in the library MindIO TFT 7.3.0.
 """
 
 from mindio_ttp.utils.uce_utils import (

@@ -1,3 +1,3 @@
 """
-The modules of the package `taskd` that msrun imports.
+The modules of the package `taskd` that msrun, the launcher of MindSpore, imports.
 """

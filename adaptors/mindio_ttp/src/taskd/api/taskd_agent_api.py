@@ -1,6 +1,6 @@
 """
-The functions that msrun calls, in this order: `init_taskd_agent` before it starts its scheduler
-process, and the other functions after that.
+The functions that msrun, the launcher of MindSpore, calls. msrun calls `init_taskd_agent` before it
+starts its scheduler process. After that, it calls `register_func` and then `start_taskd_agent`.
 """
 
 import os
@@ -14,16 +14,19 @@ from tft.errors import UsageError
 from tft.spi.launcher import Node
 
 _REFUSED = 2
-"""The exit code of `tft run` for a job that is refused before anything has started."""
+"""The exit code of the command `tft run` for a job that is refused before any process has
+started."""
 
 _node: Node | None = None
-_functions: dict[str, Callable[..., Any]] = {}  # Any: functions of any signature
+"""The object that runs this node of the job. None before `init_taskd_agent` was called."""
+_functions: dict[str, Callable[..., Any]] = {}  # Any: arguments and result of any type
+"""Maps a name such as `KILL_WORKER` to the function that msrun has registered under it."""
 
 
 def init_taskd_agent(settings: dict[str, str]) -> bool:
     """
-    Return whether tft manages the processes of this msrun. If the result is False, msrun manages
-    them itself. `settings` names the framework.
+    Return whether tft manages the processes of this msrun, the launcher of MindSpore. If the result
+    is False, msrun manages its processes itself. `settings` names the training framework.
 
     msrun calls this function before it starts any process. If tft cannot run the job as requested,
     this function prints the reason and ends msrun with exit code 2.
@@ -46,23 +49,23 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
     except UsageError as refused:
         _say(str(refused))
         sys.exit(_REFUSED)
-    # set variables for the scheduler process, which msrun starts next and which has no rank
+    # set environment variables for the scheduler process, which has no rank: msrun starts it next
     os.environ.update(_node.beside())
     return True
 
 
 def register_func(name: str, function: Callable[..., Any]) -> None:
     """
-    Register a function of msrun that starts (START_WORKER_LIST), ends (KILL_WORKER) or monitors
-    (MONITOR) its processes.
+    Register `function`, a function of msrun that starts, ends or monitors the processes of msrun.
+    `name` says which: START_WORKER_LIST, KILL_WORKER or MONITOR.
     """
     _functions[name] = function
 
 
 def start_taskd_agent() -> None:
     """
-    Run the node of this msrun until the job is over. If the exit code of `tft run` would not be 0,
-    end msrun with this exit code.
+    Run this node of the job until the job is over. If the job has failed, end msrun with the exit
+    code that the command `tft run` gives to the failure. Return if the exit code is 0.
     """
     assert _node is not None, "msrun must call init_taskd_agent first"
     code = _node.run(
