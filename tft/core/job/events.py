@@ -93,8 +93,8 @@ class CorruptionTraced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
-    This controller process leads the job from now on. Several controllers may run, and one of them
-    is the leader, which makes the decisions. `epoch` is the number of the leader.
+    A controller process has started and leads the job from now on. It may replace an earlier
+    controller that has ended. `epoch` is the number of the new leader.
     """
 
     at: float
