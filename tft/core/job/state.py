@@ -325,8 +325,8 @@ class Job:
 
     def issued(self, order: OrderName) -> float:
         """
-        Return the time at which this order was sent in the present state of the job. If it was not
-        sent, return the present time.
+        Return the time at which this order was sent to the ranks. If it was not sent, or if it was
+        dropped since, return the present time.
         """
         task = self.incident.tasks.get(order)
         return self.timing.now if task is None else task.issued
