@@ -24,7 +24,7 @@ S = State
 
 class Arrivals:
     """
-    Handles the nodes, rendezvous stores and processes that join one job.
+    Handles the reports about nodes, rendezvous stores and processes that join one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:

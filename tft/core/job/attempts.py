@@ -144,7 +144,7 @@ class Attempts:
 
     def open(self) -> None:
         """
-        Open an incident, unless one is open.
+        Open an incident, unless an incident is open already.
         """
         job = self._job
         if job.incident.is_open:

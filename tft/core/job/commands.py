@@ -18,7 +18,8 @@ class JobOver:
     """
 
     result: str
-    """`completed`, `dumped`, `failed` or `cancelled`."""
+    """How the job ends: `completed`, `dumped` (ended with a last checkpoint), `failed` (ended
+    without a last checkpoint) or `cancelled` (a signal has asked for the end)."""
     code: int
     """The exit code of the command `tft run`."""
     why: str
@@ -38,7 +39,7 @@ class RankFacts:
     member: bool
     """True if the rank takes part in the training."""
     alive: bool
-    """True if the rank has a process that can receive orders."""
+    """True if the rank has a process that can carry out orders and is not being ended."""
     held: int | None
     """The step at whose end the rank had the complete training state that is in its memory. None:
     the rank has no complete state."""

@@ -34,7 +34,8 @@ class Copy:
     """True if the rank left its loop in the tail of `step` (the code between the update and the end
     of the step). Then a part of the tail was perhaps not run."""
     line: str = ""
-    """The line in the tail at which the rank left its loop (FILE:LINE)."""
+    """The line of code (FILE:LINE) at which the rank left its loop, if this was in the tail of the
+    step. Empty: not known, or not in a tail."""
     brought: bool = False
     """True if the rank fetched its copies from other ranks in this incident. A fetched copy repeats
     the copy of its source and does not prove that the source is right. So fetched copies do not
@@ -52,6 +53,8 @@ class Difference:
     right: tuple[int, ...]
     """The ranks whose copies are right. Empty if it is not known which copies are right."""
     wrong: tuple[int, ...]
+    """The ranks whose copies differ from the right copies. If `right` is empty: all ranks that hold
+    different copies."""
     parts: tuple[str, ...]
     """The names of the parts of the shard that differ."""
     tail: bool
@@ -333,12 +336,14 @@ class Comparison:
 
     def _limit(self, found: list[Difference]) -> None:
         """
-        Set a limit to the step that all ranks return to: the last step at which the copies of the
-        shards in `found` were equal. Wrong numbers may have spread with the gradients since then.
+        Set a limit to the step that all ranks return to: the last step at which the copies that
+        were found to differ were equal. Wrong numbers may have spread with the gradients since
+        then.
 
-        If a majority shows which copies are right, the limit is only a precaution, and is dropped
-        when no copy that respects it is left. If slices are not compared in every step, no limit is
-        set in this case, because the last comparison may be too long ago.
+        If a majority shows which copies are right, or if `policy.corruption` is `continue`, the
+        limit is only a precaution: it is dropped if no copy that respects it is left. If slices are
+        not compared in every step, no limit is set for a difference in which a majority shows the
+        right copy, because the last comparison may be too long ago.
         """
         job, spread = self._job, self._job.incident.spread
         equal = [self._equal(each) for each in found if job.training.sliced]
@@ -385,8 +390,8 @@ class Comparison:
     def _leave(self, rank_state: RankState, times: int) -> None:
         """
         Give up the node of a rank that has had wrong copies in `times` incidents, because its
-        memory is probably defective. Do so only if other nodes have room for all ranks of the given
-        up node and hold copies of all shards of these ranks. Otherwise log why the node is kept.
+        memory is probably defective. Do so only if other nodes have room for all ranks of this node
+        and hold copies of all shards of these ranks. Otherwise log why the node is kept.
         """
         job, node = self._job, rank_state.node
         going = [each for each in job.ranks.member_states() if each.node == node]
@@ -523,8 +528,8 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the limit set in the line above still admits copies of step `equal`. But if a rank holds
-        # that step now, its copy is one of those that differ, so mark its copy as disputed
+        # the limit that is set here still admits copies of step `equal`. But if a rank holds that
+        # step now, its copy is one of those that differ, so mark its copy as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         return self._corrupted(None, difference.step + 1, why)
@@ -632,7 +637,7 @@ def note_habits(job: Job, step: int) -> None:
     that tft cannot undo or repeat exactly. `step` is the step to whose end all ranks return, either
     to continue training or to save a checkpoint.
     """
-    if step == 0:  # no step was trained before, so the habits have had no effect yet
+    if step == 0:  # no step was trained before it, so the loops have had no effect yet
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():

@@ -166,7 +166,7 @@ class Deadlines:
         the rank is at fault. Also call it if most ranks have not answered `check`, because then no
         single rank is to blame. The freeze that follows shows which ranks cannot be reached.
         """
-        # all ranks wait at the same step boundary, so the step can be taken from any of them
+        # all ranks wait at the same step boundary, so the step is the same for each of them
         step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 

@@ -149,7 +149,8 @@ class Faults:
             case "straggler":
                 return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                if message.kind == "process":  # `terminate` itself records the fault for a hang
+                # record the fault here, unless it is a hang, which `terminate` records itself
+                if message.kind == "process":
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence
                     )

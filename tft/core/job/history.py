@@ -10,7 +10,7 @@ from tft.core.job.incident import Incident
 @dataclass(slots=True, kw_only=True)
 class History:
     """
-    The closed incidents of a job, and the ranks that caused them.
+    The closed incidents of a job, and which ranks have caused these incidents.
     """
 
     next_number: int
@@ -24,7 +24,8 @@ class History:
     controller."""
 
     corruptions: dict[tuple[int, int | None], set[int]] = field(default_factory=dict)
-    """By rank and node: the numbers of the incidents in which the copies of the rank were wrong."""
+    """By rank and node: the numbers of the incidents in which the rank had wrong copies of shards
+    while its process was on that node."""
 
     def recent(self, rank: int, since: float) -> int:
         """

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """
-    The copies of the training state that one process has reported, and which of them may be wrong.
+    The copies of the training state that the process of a rank holds, as it has reported them, and
+    which of these copies may be wrong.
     """
 
     held: int | None = None
-    """The step of the complete state with which the process trains. None: the process is in the
-    middle of an update, or new, and has no complete state."""
+    """The step at whose end the process had the complete training state with which it trains. None:
+    the process is new or in the middle of an update, so it has no complete state."""
     backups: tuple[int, ...] = ()
     """The earlier steps of which the process keeps a copy of the training state."""
     digests: dict[str, dict[str, str]] | None = field(default_factory=dict)

@@ -63,7 +63,8 @@ class Task:
     """The seconds within which the ranks must answer. Infinite: the time limit does not run yet."""
     deadline: float
     renewed: int = 0
-    """How many times the time limit was restarted because most ranks had not answered."""
+    """How many times the time limit of the order was restarted, because most ranks had not
+    answered."""
     spared: bool = False
     """True if late ranks were given `Policy.repair` more seconds to answer, because ending them
     would lose a shard. More time is given only once."""
@@ -136,10 +137,10 @@ class Spread:
     An entry has the name of the shard and the last step at which its copies were equal. The name is
     an empty text if the shard is not known."""
     undecided: bool = False
-    """True if copies were found to differ while the ranks trained, and no majority shows which of
-    them are right."""
+    """True if copies of a shard were found to differ while the ranks trained, and no majority shows
+    which of the copies are right."""
     suspects: set[int] = field(default_factory=set)
-    """The ranks whose copies were wrong at a periodic checkpoint."""
+    """The ranks whose copies of shards were found wrong at a periodic checkpoint."""
 
     @property
     def tentative(self) -> bool:
@@ -284,8 +285,8 @@ class Turnover:
 @dataclass(slots=True, kw_only=True)
 class Exactness:
     """
-    The reservations of an incident: the reasons why training after it may differ, bit for bit, from
-    a run without the incident.
+    The reservations of an incident: the reasons why training after the incident may not be equal,
+    bit for bit, to a run without the incident.
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)

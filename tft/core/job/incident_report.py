@@ -92,9 +92,10 @@ def job_report(
     unprotected_steps: int = 0,
 ) -> dict[str, object]:
     """
-    Return the whole report of a job. `incidents` and `missed` have the entries of earlier runs of a
-    resumed job, followed by the entries of this run. `unprotected_steps` is the number of steps in
-    which the loss of a node would have lost rank-local state (generators, data position).
+    Return the whole report of a job. `incidents` and `missed` have the entries of the report fields
+    with these names. If the job was resumed, the entries of earlier runs come first.
+    `unprotected_steps` is the number of steps in which the loss of a node would have lost
+    rank-local state (generators, data position).
     """
     return {
         "schema": 1,

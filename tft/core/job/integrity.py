@@ -34,7 +34,8 @@ class Integrity:
 
     def differed(self, event: SlicesDiffered) -> None:
         """
-        Open an incident, or join the open one, because copies of a slice of a shard differ.
+        Handle the verdict that the copies of a slice of a shard differ: open an incident, or add a
+        fault to the open incident.
         """
         job, training = self._job, self._job.training
         training.sliced = True

@@ -156,7 +156,7 @@ class Machine:
     @property
     def last_step(self) -> int:
         """
-        The highest completed step.
+        The highest step that any rank has completed.
         """
         return self._job.training.last_step
 
@@ -258,8 +258,8 @@ class Machine:
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
-            # the job is over, but the previous leader may have ended before it sent the orders to
-            # the nodes and wrote the report: do both again
+            # the job is over, but the previous leader may have ended before it sent the last orders
+            # to the nodes and wrote the report. Do both again
             job.said = [*ending, job.end.outcome]
 
     def _salvage(self, lost: int) -> None:
@@ -284,7 +284,7 @@ class Machine:
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # no rank has trained a step since the resume, so the last attempt has failed
+        if again:  # the ranks were only just ordered to train again, so this attempt has failed
             attempts.again(why)
         else:
             attempts.freeze()

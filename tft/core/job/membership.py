@@ -46,7 +46,7 @@ class Ranks:
 
     def member_states(self) -> list[RankState]:
         """
-        Return the states of the ranks that are members.
+        Return what is known about each rank that is a member (takes part in training).
         """
         return [rank_state for rank, rank_state in self.states.items() if rank in self.members]
 

@@ -37,7 +37,7 @@ class Nodes:
     came: dict[int, float] = field(default_factory=dict)
     """By node: the time at which its present agent joined, by the clock of the node."""
     room: dict[int, int] = field(default_factory=dict)
-    """By node: how many more ranks the node has room for."""
+    """By node: the number of further ranks for which the node has a free place."""
     lost: set[int] = field(default_factory=set)
     """The nodes that are lost or were given up. No process is started on these nodes. A node is
     removed from this set when an agent joins the job from this node again."""

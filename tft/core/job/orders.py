@@ -92,7 +92,7 @@ class OrderRule:
     """True if the order brings ranks back towards the training loop. If a rank cannot carry out
     such an order because it has lost its device context, the process of the rank is replaced."""
     digests: bool = False
-    """True if the answer carries digests of the state that the rank holds."""
+    """True if the rank sends digests of the state that it holds with its answer."""
     action: str = ""
     """What a rank could not do if the order failed, as the end of a sentence such as "rank 3 could
     not …". Empty: the name of the order is used for this."""

@@ -125,7 +125,7 @@ class Pausing:
         """
         job = self._job
         if job.succession.gathering:
-            # keep `pausing.request`: a pause that was requested during the gathering comes next
+            # keep `pausing.request`: if a pause was requested meanwhile, it comes next
             job.succession.gathering = False
         else:
             job.pausing.request = None

@@ -91,8 +91,8 @@ class Policy:
     """The limit for orders to copy or load training state. How long a rank needs depends on the
     size of the state, not on tft."""
     regroup: float = 60.0
-    """The limit for forming process groups. They form in tens of milliseconds once all ranks are
-    there."""
+    """The limit for forming process groups. When all ranks are there, this takes tens of
+    milliseconds."""
     rebuild: float = 120.0
     """The limit for building wrappers such as DDP. The code that builds them belongs to the user,
     and may send a whole model to all ranks."""
@@ -115,7 +115,7 @@ class Policy:
     check: float = 600.0
     """The limit for a check of links and devices. Such a check takes minutes."""
     save: float = 1800.0
-    """The limit for writing a shard, even to a slow file system."""
+    """The limit for a rank to write its part of the last checkpoint, even to a slow file system."""
     leave: float = 5.0
     """The time that the process of a rank gets to leave when the job is over."""
     first_step: float = 600.0

@@ -182,7 +182,7 @@ class ProcessExits:
             del job.succession.successors[rank_state.rank]
         else:
             return
-        if rank_state.node is not None:  # this frees a place on the node of the process
+        if rank_state.node is not None:  # the ended process has left a free place on its node
             job.nodes.room[rank_state.node] += 1
         if rank_state.rank in job.succession.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
@@ -271,7 +271,8 @@ class ProcessExits:
         if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
             job.end.outcome = JobOver(result="failed", code=4, why=why)
-            # limit the time to leave: the scripts of other ranks may wait forever for the lost rank
+            # limit the time that the other ranks have to leave, because their scripts may wait
+            # forever for the lost rank
             job.timing.stay(job.policy.join)
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:

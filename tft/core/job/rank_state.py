@@ -67,8 +67,8 @@ class LocalState:
 
     def counts(self, step: int) -> bool:
         """
-        Return True if the job can use the rank-local state that the rank captured at the end of
-        `step`.
+        Return True if the rank was part of the job at the end of `step`, so that the job can use
+        the rank-local state that the rank captured then.
         """
         return self.until is None or step <= self.until
 
@@ -153,7 +153,7 @@ class RankState:
     @property
     def able(self) -> bool:
         """
-        True if the rank can write a part of a last checkpoint.
+        True if the rank can write a part of the last checkpoint of the job.
         """
         return self.ready and not self.process.terminating and not self.failures.write
 

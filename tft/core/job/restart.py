@@ -83,7 +83,8 @@ class Restart:
         training state is left in the job, and if the waiting time before another attempt is over.
         """
         job = self._job
-        # a cheap test comes first, because the test of every member is slow in a large job
+        # first see whether any process is still starting. This test is cheap, and the test of every
+        # rank below is slow in a large job
         if job.waits_for_starters():
             return False
         waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
@@ -157,8 +158,8 @@ class Restart:
             return
         longer = 0.0
         if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
-            # a rank without state gets it while the wrappers are built. Copying a large state takes
-            # longer than building wrappers, so allow the time of a repair
+            # a rank has no training state and gets it while the wrappers are built. Copying a large
+            # state takes longer than building wrappers, so allow as much time as for a repair
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
 

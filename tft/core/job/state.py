@@ -179,8 +179,8 @@ class Job:
 
     def checkpointed(self, step: int, directory: str) -> None:
         """
-        Record that the checkpoint of `step` is complete, and that older checkpoints that are
-        incomplete now will never be completed.
+        Record that the checkpoint of `step` is complete. Also record that periodic checkpoints of
+        earlier steps that are incomplete now will never be completed.
         """
         self.leave_unfinished(step)
         self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
@@ -209,7 +209,8 @@ class Job:
 
     def count(self, rank: int) -> None:
         """
-        Count the present incident against a rank. A second call for the same incident does nothing.
+        Count the present incident against a rank. A rank that causes too many incidents is not
+        restarted any more. A second call for the same incident does nothing.
         """
         if rank not in self.incident.turnover.counted:
             self.incident.turnover.counted.add(rank)
@@ -369,7 +370,7 @@ class Job:
 
     def waits_for_starters(self) -> bool:
         """
-        Return True if the process of some member is still starting.
+        Return True if the process of any rank that takes part in training is still starting.
         """
         return any(self.ranks.is_current(*process) for process in self.processes.starting)
 

@@ -53,7 +53,7 @@ class StrategyChoice:
         node.
         """
         job, incident = self._job, self._job.incident
-        # an earlier choice is no longer valid
+        # drop the plan and the advice of an earlier choice in this incident
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
             # begin a new round, so that advice about the offers of the old round is ignored

@@ -88,7 +88,7 @@ class Training:
 
     def completed(self, step: int) -> None:
         """
-        Record that some rank has completed `step`.
+        Record that a rank has completed `step`.
         """
         self.last_step = max(self.last_step, step)
 
@@ -121,8 +121,8 @@ class Checkpoints:
     """By rank and reason: the steps whose checkpoint could not be written. The rank is None if the
     controller itself has noticed that the checkpoint is incomplete."""
     newest: int = 0
-    """The step of the newest checkpoint that was completed. Before the first one: the step from
-    which the job started."""
+    """The step of the newest complete checkpoint, or the step from which the job started if there
+    is no such checkpoint. If the ranks return to an earlier step, this becomes that step."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":
@@ -157,7 +157,8 @@ class Checkpoints:
 
     def drop_later(self, step: int) -> None:
         """
-        Forget the checkpoints of steps after `step`, because these steps are computed again.
+        Forget the checkpoints of steps after `step`, because the ranks return to `step` and compute
+        the later steps again.
         """
         self.known = {each: directory for each, directory in self.known.items() if each <= step}
         self.newest = min(self.newest, step)
