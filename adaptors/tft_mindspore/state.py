@@ -219,5 +219,7 @@ class Shard:
 def _read(meta: bytes) -> dict[str, Any]:  # Any: the caller checks the values
     told = unpack(meta)
     if not isinstance(told, dict) or told.get("form") != _FORM:
-        raise MalformedMessage("the description of the shard was not written by the adaptor mindspore")
+        raise MalformedMessage(
+            "the description of the shard was not written by the adaptor mindspore"
+        )
     return told

@@ -1,3 +1,3 @@
 """
-The job machine: the state machine that makes the decisions of the controller.
+The job machine: the state machine that makes the decisions of the controller about one job.
 """

@@ -1,5 +1,6 @@
 """
-Handles the answers of ranks to orders. An answer says that the order was carried out, or why not.
+Handles the answers of ranks to the orders of the controller. An answer says that the rank has
+carried out the order, or why it could not.
 """
 
 from typing import assert_never
@@ -18,7 +19,7 @@ S = State
 
 class Acknowledgements:
     """
-    Handles the answers to the orders of one job.
+    Handles the answers of ranks to the orders that they got from the controller of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -28,13 +29,13 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        Handle the answer of a rank to an order. Ignore an answer to an order that is no longer
-        open.
+        Handle the answer of a rank to an order. Ignore the answer if the job does not wait for it
+        any more, for example because a new round has begun.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            # the process has entered the loop. Record this even if the answer itself is ignored
-            # below, because a new round has begun since it was sent
+            # the process has entered the training loop. Record this even if the answer itself is
+            # ignored below: a new round may have begun since the rank sent the answer
             rank_state.repaired = True
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
@@ -49,8 +50,8 @@ class Acknowledgements:
             job.incident.exactness.marked(rank_state.rank, message.position)
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
-                # the job starts from a checkpoint, so the initial state of the script does not
-                # count
+                # the rank holds only the initial state that its script has made. The job was
+                # started from a checkpoint, so this state does not count
                 None
             )
         compares = message.at - message.compared
@@ -64,8 +65,8 @@ class Acknowledgements:
             rank_state.holdings.line = message.line
         rank_state.declared.inexact = message.inexact or rank_state.declared.inexact
         job.training.tails = job.training.tails or message.tails
-        # the answer may carry rank-local state that this rank could not write into a checkpoint. It
-        # is kept here, so that another rank can write it into a last checkpoint
+        # the answer may carry rank-local state that this rank could not write into a checkpoint.
+        # Keep this state, so that another rank can write it into the last checkpoint of the job
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
@@ -75,8 +76,8 @@ class Acknowledgements:
     def _carried_out(self, rank_state: RankState, message: Answered) -> None:
         match message.order:
             case "freeze":
-                # the incident is a stall: no rank makes progress. A rank that does not wait for
-                # other ranks is suspected to be the cause
+                # if `suspicion` is set, no rank makes progress (a stall). A rank that does not
+                # wait for other ranks is then suspected to be the cause
                 if self._job.incident.suspicion and rank_state.training and not message.waiting:
                     rank_state.process.blame = "hang"
             case "stop":
@@ -94,7 +95,7 @@ class Acknowledgements:
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
-                if message.order == "load":  # the rank has loaded its rank-local state, too
+                if message.order == "load":  # `load` also brings the rank-local state of the rank
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -107,8 +108,8 @@ class Acknowledgements:
 
     def _left_out(self, rank_state: RankState, message: Answered) -> None:
         """
-        Add a network fault for each source from which a rank could not fetch. The fetch itself has
-        succeeded, with data from other sources.
+        Add a network fault for each source rank from which this rank could not fetch state. The
+        fetch as a whole has succeeded, because other ranks have sent the same state.
         """
         for source, why in message.odd.items():
             evidence = f"rank {rank_state.rank} could not fetch from rank {source}: {why}"
@@ -122,10 +123,10 @@ class Acknowledgements:
 
     def _unreadable(self, step: int) -> None:
         """
-        Count a failed load of the checkpoint of `step`. One failure does not prove damage, because
-        a file system may be unreachable for a moment. The checkpoint is dropped after
-        `policy.attempts` failures, or after two failures if the job can continue from an older
-        checkpoint or from state in memory.
+        Count a failed load of the checkpoint of `step`, and stop using the checkpoint after too
+        many failures. One failure does not prove that the checkpoint is damaged, because a file
+        system may be unreachable for a moment. The limit is `policy.attempts` failures. It is at
+        most two if the job can continue from an older checkpoint or from state in memory.
         """
         job = self._job
         job.checkpoints.unread[step] += 1
@@ -136,15 +137,16 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            # no older checkpoint is left to load: let the state in memory count again, so that the
-            # job can continue from it if some ranks have it
+            # no older checkpoint is left to load. While ranks load a checkpoint, the state in their
+            # memory does not count. Let it count again, so that the job can continue from it
             if not older:
                 job.search(over=True)
 
     def _replace(self, rank_state: RankState, why: str) -> None:
         """
-        End a process that has lost its device context, so that another process replaces it. The
-        process cannot use its device any more, so every later order to it would fail too.
+        End the process of a rank that has lost its device context (for example after a CUDA error),
+        so that another process replaces it. `why` is the reason for the log. The process cannot use
+        its device any more, so it would also fail to carry out every later order.
         """
         self._attempts.fault(
             "process", rank_state.rank, rank_state.position.step + 1, self._job.timing.now, why
@@ -153,9 +155,10 @@ class Acknowledgements:
 
     def _failed(self, rank_state: RankState, message: Answered, failure: str) -> None:
         """
-        React to an order that a rank could not carry out, as the table `ORDERS` says. If the
-        survivors are writing a last checkpoint, plan that checkpoint again instead, without what
-        this rank could not do.
+        React to an order that a rank could not carry out. `failure` is the reason that the rank
+        gives. The table `ORDERS` says what to do, with two exceptions. If the ranks are writing the
+        last checkpoint of the job, plan that checkpoint again, without what this rank could not do.
+        Otherwise, if the rank has lost its device context, replace its process.
         """
         job, attempts, order = self._job, self._attempts, message.order
         job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)
@@ -184,7 +187,8 @@ class Acknowledgements:
 
     def _note_failure(self, rank_state: RankState, order: OrderName, why: str) -> None:
         """
-        Record what the failure of an order says about the rank or about a checkpoint.
+        Record what the failure of an order shows about the rank or about a checkpoint. `why` is the
+        reason that the rank has given.
         """
         match order:
             case "save":
@@ -192,15 +196,16 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # do not use the earlier copies that the rank keeps any more: the rank must fetch
-                # its state from other ranks
+                # the rank could not go back to an earlier copy that it keeps. Do not use its
+                # earlier copies any more: the rank must fetch its state from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why
             case "load":
                 self._unreadable(self._job.incident.progress.agreed)
             case "check":
-                # a check that could not be run shows no fault: the pause ends as if it had passed
+                # a check of links and devices that could not be run shows no fault, so the rank
+                # counts as if it had passed the check
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
                     f"it could not be run: {why}",

@@ -1,6 +1,6 @@
 """
-Handles nodes, rendezvous stores and processes that join the job. Decides whether a process may take
-the rank that it claims, and when a rank can receive orders.
+Handles nodes, rendezvous stores and processes that join the job. Decides whether a process may hold
+the rank that it claims, and from when on this process gets orders.
 """
 
 from tft.core.job.process_exits import ProcessExits
@@ -24,7 +24,7 @@ S = State
 
 class Arrivals:
     """
-    Handles the nodes, rendezvous stores and processes that join one job.
+    Handles the reports about nodes, rendezvous stores and processes that join one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -35,9 +35,9 @@ class Arrivals:
 
     def node_joined(self, message: NodeJoined) -> None:
         """
-        Handle the agent of a node that has joined the job, and start the processes of its ranks. It
-        may be the first agent of the node, an agent that returns although its node counted as lost,
-        or a new agent in place of an earlier one.
+        Handle the report that the agent of a node has joined the job, and start the processes of
+        the ranks of this node. The agent may be the first one of the node. It may also be an agent
+        that returns although its node counted as lost, or a new agent that replaces an earlier one.
         """
         job = self._job
         known = message.node in job.nodes.ranks and message.node not in job.nodes.lost
@@ -46,10 +46,11 @@ class Arrivals:
             known and agent == job.nodes.agents[message.node]
         ):
             return
-        # the node has a new agent: the processes of its previous agent have ended with that agent
+        # if the node had joined before, this is a new agent. The processes that the previous agent
+        # had started have ended with that agent
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        # a page is shared memory of an agent and a rank. A new agent has new pages, so the
-        # rank-local state on the old ones is lost
+        # a page is memory that an agent and a rank share. A new agent has new pages, so the
+        # rank-local state on the pages of the previous agent is lost
         if job.nodes.agents.get(message.node, agent) != agent:
             for rank_state in job.ranks.states.values():
                 rank_state.local_state.page = (
@@ -64,7 +65,7 @@ class Arrivals:
         for rank in message.ranks:
             job.nodes.orders[rank] = [
                 order for order in job.nodes.orders.get(rank, []) if order.node != message.node
-            ]  # these orders were for processes of the previous agent, which do not exist any more
+            ]  # the removed orders were for processes of the previous agent, which have ended
         job.nodes.ranks[message.node] = message.ranks
         job.nodes.lost.discard(message.node)
         settled = sum(
@@ -82,15 +83,15 @@ class Arrivals:
 
     def store_opened(self, message: StoreOpened) -> None:
         """
-        Record that a rendezvous store listens on a node, perhaps in place of an earlier one. If the
-        ranks were forming process groups with that earlier store, begin the attempt again.
+        Record that a rendezvous store listens on a node. If the store replaces an earlier store
+        with which the ranks are forming process groups now, begin a new round of the incident.
         """
         job = self._job
         before = job.nodes.stores.pop(message.node, None)
         job.nodes.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
-            # end the waiting time before the next attempt, because the attempts before may have
-            # failed for lack of this store
+            # the job may be waiting before its next attempt to form process groups. End the wait,
+            # because the earlier attempts may have failed for lack of this store
             job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
@@ -98,7 +99,7 @@ class Arrivals:
 
     def spawned(self, message: Spawned) -> None:
         """
-        Record that an agent has started a process as ordered.
+        Record that an agent has started the process that it was ordered to start.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
         if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
@@ -111,9 +112,9 @@ class Arrivals:
 
     def joined(self, message: Joined, sender: str) -> None:
         """
-        Accept the claim of a process to a rank if the controller has ordered this process to be
-        started and the rank is not claimed by another process. Refuse every other claim. Ignore a
-        repetition of a claim that was accepted.
+        Handle the claim of a process to hold a rank. Accept the claim if the controller has ordered
+        a process with this rank and incarnation, and no other process has claimed them. Refuse
+        every other claim. Ignore the repetition of a claim that was accepted before.
         """
         job = self._job
         if message.rank not in job.ranks.states or message.world != len(job.ranks.states):
@@ -163,8 +164,8 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        Record that the process of a rank has called `Session.run` and can carry out orders, and
-        what the process declares about its shards.
+        Record that the process of a rank has called `Session.run`, so that it can carry out orders.
+        Also record what the process declares, for example which shards it holds.
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY

@@ -1,7 +1,7 @@
 """
-Opens incidents, adds faults to them, begins their rounds, and orders processes to end. A round is
-one attempt within an incident. A new round gives up the work of the round before, and asks every
-rank for its position.
+Opens incidents, adds faults to incidents, begins new rounds, and orders processes to end. A round
+is one attempt within an incident. A new round gives up the work of the round before, and asks every
+rank for its position in the training loop.
 """
 
 from collections.abc import Iterable
@@ -17,21 +17,23 @@ from tft.protocol.messages import FaultKind, Freeze
 S = State
 
 REPEATABLE = frozenset({"process", "node", "hang"})
-"""The kinds of fault that may occur again without showing that the strategy failed, because each
-occurrence is in a different process."""
+"""The kinds of fault that may occur a second time in an incident without showing that the recovery
+strategy has failed. The process with the first fault was replaced, so the second fault is in
+another process."""
 
 
 ALONE = (
     "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
     "session.expect"
 )
-"""A sentence for the user. It is added to the evidence when a rank is ended as hanging, because the
-rank may only have been busy."""
+"""A sentence for the user, with the functions that announce a long pause between steps. When a
+process is ended because it hangs, this sentence is added to the evidence of the fault: perhaps the
+process was only busy."""
 
 
 class Attempts:
     """
-    Opens the incidents of one job, and begins their rounds.
+    Opens the incidents of one job, and begins the rounds of each incident.
     """
 
     def __init__(self, job: Job) -> None:
@@ -42,10 +44,11 @@ class Attempts:
         *, refused: bool = False,
     ) -> None:  # fmt: skip
         """
-        Add a fault to the open incident, or open an incident for it. `rank` is the rank at fault,
-        or None if no single rank is known. `step` is the step that was being computed; 0 means not
-        known yet. `seen` is the time of the evidence in seconds (CLOCK_MONOTONIC). `refused` is
-        True if the ranks have refused the update of the step because of its numbers.
+        Add a fault to the open incident. If no incident is open, open one. `rank` is the rank at
+        fault, or None if no single rank is known. `step` is the step that was being computed, or 0
+        if it is not known yet. `seen` is the time of the evidence in seconds (CLOCK_MONOTONIC).
+        `refused` is True if the ranks have refused the update of the step because of its numbers
+        (NaN, Inf or a spike).
         """
         job = self._job
         checking = "check" in job.incident.tasks
@@ -71,28 +74,28 @@ class Attempts:
 
     def step_of(self, rank_state: RankState) -> int:
         """
-        Return the step that a rank is computing, or 0 if this is not known, because the rank trains
-        and has not reported its position yet.
+        Return the step that a rank is computing. Return 0 if the rank is training and has not yet
+        reported how far it has come.
         """
         trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else rank_state.position.step + 1
 
     def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
-        Return True if some rank may have completed a step later than `step`. This is judged by the
-        position of one rank, because the other ranks are at most one step ahead of it. If that
-        position is unknown, return True.
+        Return True if any rank of the job may have completed a step later than `step`. Only the
+        position of the given rank is looked at, because other ranks are at most one step ahead of
+        it. If the position of the given rank is unknown, return True.
         """
         return self.step_of(rank_state) == 0 or rank_state.position.step >= step
 
     def pollute(self, rank_state: RankState) -> None:
         """
-        Record that wrong numbers of this rank may have reached all ranks with the gradients of its
-        last update. So no copy of the state from that update on is sound. If the step of that
-        update is not known yet, `locate` records it later.
+        Record that this rank may have sent wrong gradients to all ranks in its last update. Copies
+        of the training state may be wrong from that update on, so they must not be used. If the
+        step of that update is not known yet, `locate` records it later.
         """
         if not rank_state.repaired:
-            return  # this process has not been in the loop, so it has spread no numbers
+            return  # this process has not entered the training loop, so it has sent no gradients
         if self.step_of(rank_state) == 0:
             self._job.incident.spread.by.add(rank_state.rank)
         else:
@@ -100,10 +103,10 @@ class Attempts:
 
     def locate(self) -> None:
         """
-        Fill in the steps of faults and of updates with wrong numbers that were not known before.
-        Call this when all ranks that can answer have reported their positions. For a rank that
-        cannot answer, estimate the step from the positions of the other ranks; the error is at most
-        one step.
+        Fill in the steps that were not known before: the step of each fault, and the step of each
+        update with which wrong numbers may have spread. Call this when all ranks that can answer
+        have reported their positions. For a rank that cannot answer, estimate the step from the
+        furthest position of the other ranks. This estimate is wrong by at most one step.
         """
         job, incident = self._job, self._job.incident
         said = {
@@ -121,10 +124,10 @@ class Attempts:
 
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
-        Handle a fault that occurs again after a strategy was followed: count the strategy as
-        failed. An exception is the first repetition of a numeric fault. The state that all ranks
-        returned to may already have contained the cause, so an earlier state is tried once, if a
-        rank or a checkpoint has one.
+        Handle a fault that has occurred again although a recovery strategy was followed: count the
+        strategy as failed. The first repetition of a numeric fault is an exception. The state that
+        all ranks returned to may already have contained wrong numbers. So try an earlier state
+        once, if a rank or a checkpoint has one.
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
@@ -141,13 +144,13 @@ class Attempts:
 
     def open(self) -> None:
         """
-        Open an incident, unless one is open.
+        Open an incident, unless an incident is open already.
         """
         job = self._job
         if job.incident.is_open:
             return
-        # the start of the job has the number 0 and is not over yet: a fault turns the start itself
-        # into a numbered incident
+        # an incident that is not open and not closed is the start of the job, with the number 0.
+        # A fault during the start turns the start itself into a numbered incident
         if job.incident.closed is None:
             job.incident.number, job.incident.opened = job.history.next_number, job.timing.now
         else:
@@ -163,8 +166,9 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present strategy again, in a new round, because it has failed for the reason
-        `why`. After `policy.attempts` attempts the strategy is not tried again in this incident.
+        Begin the present recovery strategy again in a new round, because it has failed for the
+        reason `why`. After `policy.attempts` failures the strategy is not tried again in this
+        incident.
         """
         self.open()
         self.count(self._job.incident.decision.attempts + 1, why)
@@ -172,8 +176,9 @@ class Attempts:
 
     def count(self, attempts: int, why: str) -> None:
         """
-        Record that the present strategy has failed `attempts` times. After `policy.attempts`
-        failures it is not tried again in this incident. `why` is the reason of the last failure.
+        Record that the present recovery strategy has failed `attempts` times. After
+        `policy.attempts` failures the strategy is not tried again in this incident. `why` is the
+        reason of the last failure.
         """
         incident = self._job.incident
         incident.decision.attempts = attempts
@@ -182,17 +187,17 @@ class Attempts:
 
     def terminate(self, rank_state: RankState, why: str, blame: FaultKind = "process") -> None:
         """
-        Order the agent of the node to end the process of a rank. The agent reports the end as
-        `Exited`. `why` is the reason for the log. `blame` is the kind of fault that is recorded
-        when the process has ended.
+        Order the agent of the node to end the process of a rank. The agent reports the end of the
+        process with an `Exited` message. `why` is the reason for the log. `blame` is the kind of
+        the fault for which the process is ended.
         """
         self.terminate_all([rank_state], why, blame)
 
     def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
         """
         Order the agents to end the processes of several ranks, as `terminate` does for one rank.
-        All of these ranks are removed from the open orders before the first fault is recorded,
-        because that fault starts a new round, which must not wait for any of them.
+        First remove all of these ranks from the orders that are still unanswered. Only then record
+        a fault: it begins a new round, and that round must not wait for any of these ranks.
         """
         job = self._job
         going = [
@@ -225,9 +230,10 @@ class Attempts:
 
     def freeze(self, cause: str = "") -> None:
         """
-        Begin a new round: give up the plan and the open orders, and order every member to enter no
-        further update and to report its position. `cause` is the reason that the ranks are told if
-        the incident has no fault.
+        Begin a new round: give up the recovery plan and the unanswered orders. Order every rank
+        that takes part in training to begin no further update and to report its position. `cause`
+        is the reason that the ranks are told if the incident has neither a fault nor another reason
+        of its own.
         """
         job, incident = self._job, self._job.incident
         incident.round += 1
@@ -241,8 +247,8 @@ class Attempts:
 
     def ask(self, cause: str) -> None:
         """
-        Order every member to report its position and to begin no further update. `cause` is the
-        reason that the ranks are told.
+        Send the freeze order to every rank that takes part in training: begin no further update,
+        and report the position in the loop. `cause` is the reason that the ranks are told.
         """
         job = self._job
         to = tuple(
@@ -255,9 +261,9 @@ class Attempts:
 
     def _cut_off(self) -> None:
         """
-        End a check of links and devices that a fault has interrupted. The check is not repeated,
-        because it could end in the same fault. The findings of the ranks that had finished the
-        check are used.
+        End a check of links and devices that a fault has interrupted. Use the findings of the ranks
+        that had finished the check. Do not repeat the check, because it could lead to the same
+        fault again.
         """
         job = self._job
         job.pausing.request = None
@@ -282,8 +288,9 @@ class Attempts:
 
     def judge(self) -> bool:
         """
-        Act on the verdicts of a check of links and devices. `end` from any rank ends the job;
-        `isolate` gives up the node of the rank. Return True if there was such a verdict.
+        Act on the verdicts that the ranks have reached in a check of links and devices. If the
+        verdict of any rank is `end`, end the job. If it is `isolate`, give up the node of that
+        rank. Return True if a rank had one of these verdicts.
         """
         rank_states = self._job.ranks.member_states()
         if any(rank_state.check.verdict == "end" for rank_state in rank_states):
@@ -300,12 +307,13 @@ class Attempts:
 
     def salvage(self, lost: int) -> bool:
         """
-        Let the survivors save a last checkpoint although `lost` events of the story (the recorded
-        events of the job) could not be read. Return False if the present state of the job does not
-        allow a new round; then nothing can be saved.
+        Begin to save a last checkpoint, because `lost` events of the story (the recorded events of
+        the job) could not be read. Return False if the present state of the job does not allow a
+        new round. In that case nothing can be saved.
 
-        Each lost event may have begun an incident or a round. So the new order gets an incident
-        number that is higher than any that the ranks can have received.
+        Ranks ignore orders with an old incident number. Each lost event may have begun an incident.
+        So the new order gets a number that is higher than any number that the ranks can have
+        received.
         """
         job = self._job
         if S.FREEZING not in TRANSITIONS[job.state]:
@@ -324,8 +332,8 @@ class Attempts:
 
     def force(self, why: str) -> None:
         """
-        Exclude every strategy except `dump` (a last checkpoint) and `exit` (no checkpoint), for the
-        reason `why`. The job ends after either of them.
+        Let the job end for the reason `why`: allow only the strategies `dump` (save a last
+        checkpoint, then end) and `exit` (end without a checkpoint).
         """
         job = self._job
         self.open()
@@ -335,9 +343,9 @@ class Attempts:
 
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
-        Give up the node of a rank for the reason `why`: end all processes on the node, and start no
-        process there again. If a shard is only on this node, do not end the processes, but let them
-        save a last checkpoint.
+        Give up the node of a rank for the reason `why`: end all processes on the node, and never
+        start a process there again. An exception is a shard that only this node holds. Then do not
+        end the processes, but let the job save a last checkpoint and end.
         """
         job = self._job
         if rank_state.node is None:

@@ -1,5 +1,6 @@
 """
-Define the commands that the job machine returns, in addition to the orders of the protocol.
+Define the commands that the job machine returns to the controller, in addition to the orders to
+ranks and agents, which `tft.protocol.messages` defines.
 """
 
 from dataclasses import dataclass
@@ -12,69 +13,75 @@ from tft.protocol.messages import Order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOver:
     """
-    The outcome of the job. As a command, it tells the controller to write the report and to exit.
+    The outcome of the job. When the machine returns it as a command, the controller writes the
+    report of the job and exits.
     """
 
     result: str
-    """`completed`, `dumped`, `failed` or `cancelled`."""
+    """How the job ends: `completed`, `dumped` (ended with a last checkpoint), `failed` (ended
+    without a last checkpoint) or `cancelled` (a signal has asked for the end)."""
     code: int
-    """The exit code of `tft run`."""
+    """The exit code of the command `tft run`."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """
-    The facts about a rank that the planner uses while a strategy is chosen.
+    The facts about one rank that recovery plugins get when they are asked which recovery strategy
+    the job should follow.
     """
 
     rank: int
     node: int | None
-    """The node on which the rank runs, or ran last. None: the rank never had a node."""
+    """The node on which the process of the rank runs, or ran last. None: the rank never had a
+    node."""
     member: bool
     """True if the rank takes part in the training."""
     alive: bool
-    """True if the rank has a process that can receive orders."""
+    """True if the rank has a process that can carry out orders and is not being ended."""
     held: int | None
-    """The step of the complete state with which the rank trains. None: the rank has no complete
-    state."""
+    """The step at whose end the rank had the complete training state that is in its memory. None:
+    the rank has no complete state."""
     sound: bool
-    """True if no fault has touched the state of step `held`."""
+    """True if nothing is known that makes the state of step `held` wrong."""
     backups: tuple[int, ...]
-    """The earlier steps of which the rank keeps a sound copy in memory."""
+    """The earlier steps of which the rank keeps a copy of the training state in memory. Copies that
+    are known to be wrong are left out."""
     shards: tuple[str, ...]
     """The shards of which the rank holds a copy."""
     column: tuple[int, ...]
-    """The ranks of the model replica of this rank. They can leave the job and come back to it only
-    together."""
+    """The ranks of the model replica to which this rank belongs. The ranks of one replica can leave
+    the job, and come back to it, only together."""
     unplaceable: str
-    """Why no other process can be started for the rank. Empty: one can be started, or none is
-    needed."""
+    """Why no other process can be started for the rank. Empty: another process can be started, or
+    the rank has not lost its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consult:
     """
-    Ask the recovery plugins which strategy to follow. The answer is an `Advised` message for this
-    incident and this round.
+    Ask the recovery plugins which recovery strategy to follow. Their answer is an `Advised` message
+    with the same incident and round.
     """
 
     incident: int
     round: int
     faults: tuple[Fault, ...]
     offers: tuple[Offer, ...]
-    """The offers, in the order in which the job would try them. The first possible offer is
-    followed, unless a plugin advises another one."""
+    """One offer for each recovery strategy, in the order in which the job would try the strategies.
+    An offer says what the strategy would do, or why it is not possible. The job follows the first
+    possible offer, unless a plugin advises another one."""
     ranks: tuple[RankFacts, ...]
-    """The facts about all ranks of the world, by rank number."""
+    """The facts about each rank of the job, in the order of the rank numbers."""
     until: float
-    """The time at which the machine decides without advice."""
+    """The time at which the machine decides without advice, by the clock of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
     """
-    Write an event into the log for operators, with its facts.
+    Write one entry into the log for operators: the name of an event, and facts about the event.
     """
 
     event: str

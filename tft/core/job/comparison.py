@@ -1,6 +1,6 @@
 """
-Compares the copies that several ranks hold of the same shard, by their digests. If copies differ,
-the job trains with wrong numbers, and no other check in tft would notice that.
+Compares the copies that several ranks hold of the same shard, by the digests of the copies. If
+copies differ, the job trains with wrong numbers, and no other check in tft would notice that.
 """
 
 from collections import Counter
@@ -15,28 +15,31 @@ from tft.core.plan.standing import Standings
 from tft.protocol.messages import UNSLICED
 
 Parts = Mapping[str, str]
-"""By name of a part of a shard: its digest. An empty digest marks a part that differs from rank to
-rank by design, so this part is not compared."""
+"""By name of a part of a shard (such as a parameter): the digest of the part. An empty digest marks
+a part that differs from rank to rank by design, so this part is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    The digests of one rank's copies, and the facts that decide whether they are compared.
+    The digests of all shards that one rank holds, and the facts that decide how they are compared
+    with the digests of other ranks.
     """
 
     rank: int
     step: int
-    """The step at whose end the rank had this state."""
+    """The step at whose end the rank had the state that was digested."""
     shards: Mapping[str, Parts]
     tail: bool = False
     """True if the rank left its loop in the tail of `step` (the code between the update and the end
-    of the step), so a part of that code was perhaps not run."""
+    of the step). Then a part of the tail was perhaps not run."""
     line: str = ""
-    """The line in the tail at which the rank left its loop (FILE:LINE)."""
+    """The line of code (FILE:LINE) at which the rank left its loop, if this was in the tail of the
+    step. Empty: not known, or not in a tail."""
     brought: bool = False
-    """True if the rank fetched its copies from other ranks in this incident. Then they do not prove
-    that the copies of those ranks are right, so they have no vote in a majority."""
+    """True if the rank fetched its copies from other ranks in this incident. A fetched copy repeats
+    the copy of its source and does not prove that the source is right. So fetched copies do not
+    count when the majority is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +53,20 @@ class Difference:
     right: tuple[int, ...]
     """The ranks whose copies are right. Empty if it is not known which copies are right."""
     wrong: tuple[int, ...]
+    """The ranks whose copies differ from the right copies. If `right` is empty: all ranks that hold
+    different copies."""
     parts: tuple[str, ...]
-    """The names of the parts that differ."""
+    """The names of the parts of the shard that differ."""
     tail: bool
     """True if all ranks in `right` and `wrong` left their loops in the tail of the step (the code
-    between the update and the end of the step). Then the cause is not a wrong number: some ranks
-    had run more of that code than others."""
+    between the update and the end of the step). Then the copies differ because some ranks had run
+    more of that code than others, and not because a copy is wrong."""
 
     @property
     def unsliced(self) -> bool:
         """
-        True if a part differs that the comparison of slices leaves out, such as module buffers.
+        True if a part differs that the slice comparison leaves out, such as a buffer of a module.
+        The slice comparison digests a small slice of the copies in each step.
         """
         return any(part.startswith(UNSLICED) for part in self.parts)
 
@@ -79,9 +85,9 @@ def differences(
 ) -> list[Difference]:
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
-    shard to its ranks, `copies` maps each rank to its copies. Copies of ranks that left their loop
-    in the tail of the step are not compared if another rank has ended the step, because they will
-    be replaced by the copy of that rank.
+    shard to the ranks that hold it, `copies` maps each rank to the digests of its copies. If a rank
+    has ended the step, only copies of ranks that have ended it are compared. The copies of ranks
+    that left their loops in the tail of the step will be replaced anyway.
     """
     found = []
     for shard, ranks in groups.items():
@@ -125,8 +131,9 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    Return the content that most copies have, or None if there is no majority: no copy has a vote,
-    or two contents have equally many votes. Each copy has one vote; fetched copies have none.
+    Return the content (the digests of a shard) that more copies have than any other content. Each
+    copy has one vote, but copies that were fetched from other ranks have none. Return None if no
+    copy has a vote, or if several contents share the highest number of votes.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -139,9 +146,9 @@ def _chosen(
 
 def _progress(copy: Copy) -> tuple[int, int]:
     """
-    Return a sort key for how far a rank came in the tail of a step (the code after the update): the
-    number of the line at which it left the loop. Of two ranks at the same line, the lower rank has
-    the higher key.
+    Return a sort key that says how far a rank came in the tail of a step (the code after the
+    update). The key is the number of the line at which the rank left the loop. Of two ranks at the
+    same line, the rank with the lower number has the higher key.
     """
     line = copy.line.rpartition(":")[2]
     return (int(line) if line.isdecimal() else 0, -copy.rank)
@@ -155,23 +162,23 @@ class Seen:
 
     at: float
     step: int
-    """The step at whose end the copies differed."""
+    """The step at whose end the copies were found to differ."""
     equal: int
-    """The last step at whose end the copies were equal."""
+    """The last step at whose end the copies were found equal."""
     wrong: tuple[int, ...]
     decided: bool
     """True if a majority shows that the copies of the ranks in `wrong` are wrong. False: `wrong`
     has all ranks that hold different copies, and it is not known which copy is right."""
     shard: str = ""
-    """The shard of the copies. Empty: it is not known."""
+    """The name of the shard whose copies differ. Empty: it is not known."""
     sentence: str
     """The difference as a sentence for an operator."""
 
     @classmethod
     def of(cls, difference: Difference, *, equal: int, at: float) -> "Seen":
         """
-        Return the `Seen` for a difference that was found at the time `at`. `equal` is the last step
-        at whose end the copies were equal.
+        Return the `Seen` object for a difference that was found at the time `at`. `equal` is the
+        last step at whose end the copies were found equal.
         """
         return cls(
             at=at,
@@ -186,7 +193,7 @@ class Seen:
 
 class Comparison:
     """
-    Compares the copies of one job, and decides which ranks hold wrong copies.
+    Compares the copies of the shards of one job, and decides which ranks hold wrong copies.
     """
 
     def __init__(self, job: Job, attempts: Attempts) -> None:
@@ -195,9 +202,9 @@ class Comparison:
 
     def will_hold(self, ranks: Iterable[int], step: int) -> tuple[int, ...]:
         """
-        Return those of `ranks` whose copies must be digested as soon as they have left their loops
-        at the end of `step`. A rank may be missing that `holders` returns after that: it must be
-        asked then.
+        Return those of `ranks` that are to digest their copies as soon as they have left their
+        loops at the end of `step`. This is a forecast of what `holders` will return when all ranks
+        have left their loops. If `holders` returns further ranks then, they must be asked as well.
         """
         job, shared = self._job, self._in_several_copies()
         ceiling = job.incident.spread.ceiling
@@ -211,30 +218,33 @@ class Comparison:
 
     def _in_several_copies(self) -> set[int]:
         """
-        Return the ranks with a copy of a shard that has several holders, alive or lost.
+        Return the ranks that hold a shard of which there are several holders, alive or lost.
         """
         groups = self._job.ranks.topology().groups.values()
         return {rank for ranks in groups for rank in ranks if len(ranks) > 1}
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks whose copies must be digested: the members with a copy of a shard that has
-        several holders. Copies that may be wrong are included, because `StrategyChoice.offers` may
-        accept them later. The last remaining holder of such a shard is included, because its copy
-        is later compared with the copies that other ranks fetch from it.
+        Return the ranks that must digest their copies: the members (the ranks that take part in
+        training) with a copy of a shard that has several holders. Ranks whose copies may be wrong
+        are included, because `StrategyChoice.offers` may accept these copies later. If only one
+        holder of such a shard is left, that holder is included too: its copy is later compared with
+        the copies that other ranks fetch from it.
         """
         shared = self._in_several_copies()
         return tuple(sorted(shared & {each.rank for each in self._sound(doubted=True)}))
 
     def sharing(self) -> tuple[int, ...]:
         """
-        Return the members that hold a shard of which another member holds a copy.
+        Return the members (the ranks that take part in training) that hold a shard of which another
+        member also holds a copy.
         """
         return tuple(sorted(set().union(*self._job.ranks.shared().values())))
 
     def at_the_end(self) -> list[Seen]:
         """
-        Compare the copies of the members when all of them have finished. Return the differences.
+        Compare the copies of the shards when all ranks of the job have finished training. Return
+        the differences.
         """
         found = self._found(tails=False)
         for each in found:
@@ -244,10 +254,11 @@ class Comparison:
 
     def differ(self, seen: Seen) -> None:
         """
-        Add a `corruption` fault to the incident (or open one), because copies differ. The states of
-        all ranks may be wrong since the last step at which these copies were equal, because a wrong
-        copy spreads with the gradients of its rank. Record this now: when all ranks have left their
-        loops, the wrong part may be overwritten or its rank lost.
+        Add a `corruption` fault to the open incident, because the copies of a shard differ. If no
+        incident is open, open one. A wrong copy spreads to all ranks with the gradients that are
+        computed from it. So record that the states of all ranks may be wrong since the last step at
+        which these copies were equal. This cannot wait until all ranks have left their loops: by
+        then the wrong part may be overwritten, or the rank that holds it may be lost.
         """
         job, since = self._job, f"they were equal at the end of step {seen.equal}"
         for rank in seen.wrong if seen.decided else (None,):
@@ -271,8 +282,8 @@ class Comparison:
 
     def doubt(self) -> str:
         """
-        Return a sentence about copies that were not compared when all members had finished, or an
-        empty text if all were compared.
+        Return a sentence that says which copies were not compared when all ranks had finished
+        training, and why. Return an empty text if all copies were compared.
         """
         unread = self.unread()
         if unread:
@@ -289,20 +300,22 @@ class Comparison:
 
     def unread(self) -> list[int]:
         """
-        Return the members that hold a shard with other members but could not read their copies, so
-        that their copies were not compared.
+        Return the ranks whose copies were not compared, because the ranks could not read them. Only
+        members whose shards other members hold too are returned.
         """
         states = self._job.ranks.states
         return [rank for rank in self.sharing() if states[rank].holdings.digests == {}]
 
     def judge(self) -> None:
         """
-        Compare the copies when every rank has left its loop and has sent its digests. A rank whose
-        copy differs from the majority's is at fault, and later fetches the majority's copy. If
-        there is no majority, only copies up to the step of the last comparison are sound.
+        Compare the copies of the shards when every rank has left its loop and has sent the digests
+        of its copies. A rank whose copy differs from the copy of the majority is at fault, and will
+        fetch the copy of the majority. If there is no majority, only copies up to the last step at
+        which copies were found equal are used, unless `policy.corruption` is `continue`.
         """
         for rank_state in self._job.ranks.states.values():
-            # forget which copies were passed over before: the ranks with better copies may be lost
+            # an earlier comparison may have ruled out copies of this rank because other ranks had
+            # better ones. Forget that, because those other ranks may be lost now
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         self._distrust_suspects()
         found = self._found()
@@ -311,8 +324,8 @@ class Comparison:
 
     def _distrust_suspects(self) -> None:
         """
-        Mark the copies of ranks that had wrong copies at a periodic checkpoint as not trusted, if
-        no other rank is left with whose copies they can be compared now.
+        Stop trusting ranks whose copies were wrong at a periodic checkpoint, if their copies cannot
+        be compared again now, because no other rank with the same shard is left.
         """
         suspects, groups = self._job.incident.spread.suspects, self._job.ranks.topology().groups
         sound = {rank_state.rank for rank_state in self._sound()}
@@ -323,10 +336,14 @@ class Comparison:
 
     def _limit(self, found: list[Difference]) -> None:
         """
-        Make all ranks return to a step before the copies differed, because a wrong copy may have
-        spread with the gradients since then. If this limit is not certain, it is dropped when no
-        earlier copy is left. Unless copies were compared while the ranks trained, set no limit for
-        a decided difference: the last comparison may be so long ago that returning costs too much.
+        Set a limit to the step that all ranks return to: the last step at which the copies that
+        were found to differ were equal. Wrong numbers may have spread with the gradients since
+        then.
+
+        If a majority shows which copies are right, or if `policy.corruption` is `continue`, the
+        limit is only a precaution: it is dropped if no copy that respects it is left. If slices are
+        not compared in every step, no limit is set for a difference in which a majority shows the
+        right copy, because the last comparison may be too long ago.
         """
         job, spread = self._job, self._job.incident.spread
         equal = [self._equal(each) for each in found if job.training.sliced]
@@ -337,8 +354,8 @@ class Comparison:
         undecided = spread.undecided and job.policy.corruption != "continue"
         if not job.training.sliced:
             if undecided and not found:
-                # the copies are equal again, but that proves nothing: the wrong part may have been
-                # overwritten after its numbers had spread
+                # copies differed at a periodic checkpoint and are equal now. This proves nothing:
+                # the wrong part may have been overwritten after its numbers had spread
                 spread.lower(sound)
         elif undecided or job.policy.corruption == "end":
             spread.lower(sound)
@@ -347,9 +364,9 @@ class Comparison:
 
     def _equal(self, difference: Difference) -> int:
         """
-        Return the last step at which the copies of `difference` are known to have been equal. If
-        the copies of the same shard were found to differ while the ranks trained, take the step
-        from there. Otherwise take the last step at which all copies were compared.
+        Return the last step at which the copies in `difference` are known to have been equal. If
+        copies of the same shard were already found to differ while the ranks trained, use the step
+        that was recorded then. Otherwise use the last step at which all copies were found equal.
         """
         spread, training = self._job.incident.spread, self._job.training
         known = training.whole if difference.unsliced else training.compared
@@ -358,9 +375,9 @@ class Comparison:
 
     def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
         """
-        Record that each of these ranks had wrong copies on its present node in one incident.
-        `incident` is the number of that incident; 0 means the open one. If a rank had wrong copies
-        in an earlier incident on the same node, leave that node.
+        Record that each of these ranks had wrong copies in one incident, on the node where the rank
+        is now. `incident` is the number of that incident, or 0 for the present incident. If a rank
+        has now had wrong copies on the same node in two incidents, try to give up that node.
         """
         job = self._job
         for rank in ranks:
@@ -373,8 +390,8 @@ class Comparison:
     def _leave(self, rank_state: RankState, times: int) -> None:
         """
         Give up the node of a rank that has had wrong copies in `times` incidents, because its
-        memory is probably defective. Do so only if other nodes have room for all ranks of the node
-        and hold copies of all their shards. Otherwise log the reason.
+        memory is probably defective. Do so only if other nodes have room for all ranks of this node
+        and hold copies of all shards of these ranks. Otherwise log why the node is kept.
         """
         job, node = self._job, rank_state.node
         going = [each for each in job.ranks.member_states() if each.node == node]
@@ -402,17 +419,17 @@ class Comparison:
     def tell_begins(self) -> None:
         """
         Log which ranks begin training with different copies of a shard. Training starts
-        nevertheless, because the script may make the copies equal in its loop. If they stay
-        different, the next comparison finds it.
+        nevertheless, because the script may make the copies equal in its loop. If the copies stay
+        different, the next comparison of copies finds the difference.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between the copies that ranks hold. Differences between initial
-        states (step 0) are only logged, because a script may send the state of one rank to the
-        other ranks later. `which` is passed to `_differences`.
+        Return the differences between the copies that ranks hold. `which` has the arguments for
+        `_differences`. Differences between initial states (step 0) are only logged and not
+        returned, because the script may send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
         begins = [each for each in found if each.step == 0]
@@ -425,17 +442,18 @@ class Comparison:
 
     def confirms(self) -> bool:
         """
-        Return True if all members hold equal copies after a repair. Otherwise begin a new round of
-        the incident, and return False. A fetched copy that differs from the copies of its sources
-        is not trusted any more. Any other difference is handled as in `judge`.
+        Compare the copies of the shards after ranks were repaired (have fetched or loaded state).
+        Return True if all copies are equal. Otherwise begin a new round of the incident, and return
+        False. A rank whose fetched copy differs from the copies of other ranks is not trusted any
+        more. Any other difference is handled as in `judge`.
         """
         brought = {
             rank_state.rank
             for rank_state in self._job.ranks.member_states()
             if rank_state.holdings.fetched
         }
-        # after a repair all members must hold the same state, so `tails=False` also compares the
-        # copies of ranks that were interrupted in the tail of a step
+        # after a repair all members must hold the same state. With `tails=False`, the copies of
+        # ranks that were interrupted in the tail of a step are compared too
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
@@ -448,7 +466,7 @@ class Comparison:
             incident = self._job.incident
             attempts, round_ = incident.decision.attempts + 1, incident.round
             self._judge(found)
-            if incident.round == round_:  # no new fault has begun a new round, so begin one here
+            if incident.round == round_:  # `_judge` has not begun a new round, so begin one here
                 self._attempts.freeze()
             self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
@@ -476,12 +494,13 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        Add a reservation to the incident report: since the last comparison, gradients that were
-        computed from a wrong copy may have reached the states of all ranks.
+        Add a reservation (a reason why training may not continue exactly) to the incident report.
+        It says that gradients from a wrong copy may have reached the states of all ranks since the
+        last comparison.
         """
         job, first = self._job, self._equal(difference) + 1
-        # if the copies were found to differ while the ranks trained, `differ` may have added a
-        # reservation already that covers these steps
+        # if copies were found to differ while the ranks trained, `differ` has added a reservation.
+        # Do not add another one if that reservation begins with an earlier or the same step
         told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
@@ -509,20 +528,21 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the limit set above still admits copies of step `equal`. They were equal then, but they
-        # differ now, so they are marked as disputed
+        # the limit that is set here still admits copies of step `equal`. But if a rank holds that
+        # step now, its copy is one of those that differ, so mark its copy as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         return self._corrupted(None, difference.step + 1, why)
 
     def _take_lowest(self, difference: Difference) -> None:
         """
-        Use copies of the last comparison or earlier. If no such copy is left, use the copy of the
-        lowest of the ranks that differ, and pass over the later copies of the other ranks.
+        Prefer copies of the last step at which copies were equal, or of an earlier step. If no such
+        copy is left, use the copy of the lowest rank in `difference`. Do not use the later copies
+        of the other ranks in `difference`.
         """
         job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:  # pass over this shard only: their other shards are not in doubt
+        for rank in others:  # pass over only this shard of the rank, not its other shards
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (
@@ -533,8 +553,8 @@ class Comparison:
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """
-        Add a `corruption` fault for copies that differ, unless `differ` has added one for this rank
-        already. `rank` is None if it is not known which copy is wrong.
+        Add a `corruption` fault, because copies of a shard differ, unless `differ` has already
+        added such a fault for this rank. `rank` is None if it is not known which copy is wrong.
         """
         job = self._job
         if not job.incident.spread.equals or not any(
@@ -544,12 +564,14 @@ class Comparison:
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        Compare the copies of all members, and return the differences.
+        Compare the copies of all members (the ranks that take part in training), and return the
+        differences. Only members are named as ranks with wrong copies.
 
         With `outside`, also compare the copies of ranks that are no members, because members may
-        have fetched from them. Such a rank is left out if it was interrupted in the tail of a step,
-        because members may have come further. With `tails` False, copies of members that were
-        interrupted in a tail are compared like all others. Only members are named as wrong.
+        have fetched state from such ranks. A rank that is no member is left out if it was
+        interrupted in the tail of a step, because members may have come further in that tail. If
+        `tails` is False, copies of members that were interrupted in a tail are compared like the
+        copies of ranks that have ended the step.
         """
         job = self._job
         copies = {
@@ -573,10 +595,10 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
-        Return the members whose copies are not known to be wrong. With `doubted`, include members
-        whose copies may be wrong. With `outside`, include ranks that are no members. Until the
-        first wrapper (such as DDP) is built, leave out initial states, because each rank may begin
-        with a different one.
+        Return the members (the ranks that take part in training) whose copies are not suspected to
+        be wrong. With `doubted`, include members whose copies may be wrong. With `outside`, include
+        ranks that are no members. Until the first wrapper (such as DDP) is built, leave out ranks
+        that hold their initial state, because each rank may begin with a different state.
         """
         job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
@@ -591,8 +613,8 @@ class Comparison:
 
 def _may_be_right(rank_state: RankState, *, doubted: bool) -> bool:
     """
-    Return True if nothing is known that makes the copies of a rank unfit for a comparison. With
-    `doubted`, copies that may be wrong are fit too.
+    Return True if the copies of a rank can be compared with the copies of other ranks. With
+    `doubted`, this includes copies that may be wrong but were not in damaged memory.
     """
     holdings = rank_state.holdings
     if rank_state.process.terminating or holdings.searching or holdings.disputed:
@@ -602,18 +624,20 @@ def _may_be_right(rank_state: RankState, *, doubted: bool) -> bool:
 
 def not_compared(ranks: Sequence[int]) -> str:
     """
-    Return a sentence for operators: these ranks could not read their copies to compare them.
+    Return a sentence for operators that says that the copies of `ranks` were not compared, because
+    these ranks could not read their copies.
     """
     return f"the copies of ranks {list(ranks)} could not be read and were not compared"
 
 
 def note_habits(job: Job, step: int) -> None:
     """
-    Add reservations to the incident report for habits of the training loops: what they do outside
-    update windows and an incident cannot undo or repeat exactly. `step` is the step to whose end
-    all ranks return, to continue from it or to save it.
+    Add reservations (reasons why training may not continue exactly) to the incident report for
+    habits of the training loops. A habit is something that a loop does outside update windows and
+    that tft cannot undo or repeat exactly. `step` is the step to whose end all ranks return, either
+    to continue training or to save a checkpoint.
     """
-    if step == 0:  # no step was trained before, so the habits have had no effect yet
+    if step == 0:  # no step was trained before it, so the loops have had no effect yet
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():
@@ -625,10 +649,10 @@ def note_habits(job: Job, step: int) -> None:
 
 def note_tails(job: Job, step: int, standings: Standings) -> None:
     """
-    Record for the incident report at which lines the tail of `step` (the code between the update
-    and the end of the step) was interrupted, for each shard of which no holder has ended `step`.
-    Call this before ranks fetch: a rank that has fetched one shard no longer counts as interrupted,
-    although its other shards may be from an interrupted tail.
+    Record for the incident report at which lines of code the tail of `step` (the code between the
+    update and the end of the step) was interrupted. Record this only for shards of which no holder
+    has ended `step`. Call this before ranks fetch state, because a rank that has fetched one shard
+    no longer counts as interrupted, although its other shards may be from an interrupted tail.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at <= step
@@ -653,8 +677,9 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Drop the records about interrupted tails of `step` or later steps. Call this when all ranks load
-    a checkpoint of `step`, because it has the state after the whole tail of the step.
+    Drop the records that `note_tails` has made about interrupted tails of `step` or later steps.
+    Call this when all ranks load a checkpoint of `step`, because a checkpoint holds the state after
+    the whole tail of its step.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at < step

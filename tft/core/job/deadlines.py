@@ -1,6 +1,6 @@
 """
-Watches the time limits of a job, and acts when one has passed: on late answers to orders, processes
-that do not start or end, nodes that do not join, and the deadline of the present state.
+Watches the time limits of a job, and acts when a limit has passed. There are limits for answers to
+orders, for the start and the end of processes, for nodes to join, and for the state of the job.
 """
 
 from typing import assert_never
@@ -30,8 +30,8 @@ class Deadlines:
 
     def next(self) -> float | None:
         """
-        Return the time at which the machine must get the event `DeadlinePassed`, or None if no time
-        limit is running.
+        Return the time at which the next time limit ends. At this time the job machine must get the
+        event `DeadlinePassed`. Return None if no time limit is running.
         """
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
@@ -51,8 +51,8 @@ class Deadlines:
 
     def expire(self) -> None:
         """
-        Handle everything that is overdue: answers to orders, starts and ends of processes, nodes,
-        and the deadline of the present state.
+        Act on every time limit that has passed: for answers to orders, for starts and ends of
+        processes, for nodes that must join, and for the present state of the job.
         """
         job = self._job
         for name, task in list(job.incident.tasks.items()):
@@ -87,8 +87,9 @@ class Deadlines:
 
     def _gathered_by(self) -> float | None:
         """
-        Return the time by which the next node must join, or None if there is no such limit: before
-        the first node has joined, and when every rank has a node.
+        Return the time by which the next node must join. Return None if there is no such limit:
+        before the first node has joined, when every rank has a node, and while the job is not
+        waiting for processes.
         """
         job = self._job
         if job.state is not S.AWAITING or job.nodes.gathered is None or not job.ranks.placeless():
@@ -120,8 +121,8 @@ class Deadlines:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         """
-        Act on `ranks`, which have not answered `order` within its time limit, as the table `ORDERS`
-        says.
+        Act on the fact that `ranks` have not answered `order` within its time limit. The table
+        `ORDERS` says what to do.
         """
         job, rule = self._job, ORDERS[order]
         if order == "stop":
@@ -153,33 +154,35 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # the limit was restarted as often as allowed: use the column `late`
+            case Late.RENEW:  # the limit was restarted as often as allowed: now do what `late` says
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
 
     def _unheard(self, ranks: list[int], why: str) -> None:
         """
-        Add a `network` fault that names no rank. One missing answer to `release` is not evidence
-        against a rank, and a check that most ranks have not answered is not evidence against any of
-        them. The freeze that follows shows which ranks the controller cannot reach.
+        Add a `network` fault that names no rank, because `ranks` have not answered in time. Call
+        this for a missing answer to `release` (train on after a pause), which does not prove that
+        the rank is at fault. Also call it if most ranks have not answered `check`, because then no
+        single rank is to blame. The freeze that follows shows which ranks cannot be reached.
         """
-        # all ranks wait at the same step boundary, so the step can be taken from any of them
+        # all ranks wait at the same step boundary, so the step is the same for each of them
         step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
-        Return True if `ranks` are at least two ranks and more than half of those that got `order`.
+        Return True if `ranks` has at least two ranks and more than half of the ranks that got
+        `order`.
         """
         asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
         return len(ranks) > 1 and 2 * len(ranks) > asked
 
     def _renewed(self, order: OrderName) -> bool:
         """
-        Restart the time limit of an order that most ranks have not answered, because the bus or
-        this controller may have been unreachable. Return True if the limit was restarted, or False
-        if this was already done `policy.patient` times.
+        Restart the time limit of an order that most ranks have not answered. The cause may be that
+        the bus or this controller could not be reached for a while. Return True if the limit was
+        restarted. Return False if it was already restarted `policy.patient` times.
         """
         task = self._job.incident.tasks[order]
         if task.renewed >= self._job.policy.patient:
@@ -190,9 +193,10 @@ class Deadlines:
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
         """
-        Return those of `ranks` for which a late answer to `stop` has no excuse. A rank that runs a
-        function after a step, such as an evaluation, gets the time that it has announced for such
-        functions, and is not returned before this time is over.
+        Return those of `ranks` that have no excuse for a late answer to `stop` (leave the training
+        loop). A rank may be running a function after a step, such as an evaluation. Such a rank
+        gets the time that it has announced for these functions, and is not returned before this
+        time is over.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
@@ -210,10 +214,11 @@ class Deadlines:
 
     def _spared(self, ranks: list[int]) -> bool:
         """
-        Give ranks that do not leave their loop `policy.repair` more seconds, once. This is done
-        only if ending these ranks would lose the last copy of a shard and there is no checkpoint to
-        return to. Such a rank may be waiting for another rank in a function of the script that has
-        a timeout of its own. Return True if the ranks got more time.
+        Give `ranks`, which have not left their training loops in time, `policy.repair` more
+        seconds, once. Do so only if ending these ranks would lose the last copy of a shard and
+        there is no checkpoint to return to. Waiting can help, because such a rank may be in a
+        function of the script that ends after a timeout of its own. Return True if the ranks got
+        more time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)

@@ -1,6 +1,6 @@
 """
-Receives the reports of ranks, agents, operators and plugins, checks the sender, and passes each
-report to the module that handles it.
+Receives the reports of ranks, agents, operators and plugins, and passes each report to the module
+that handles it. A report about a rank counts only if it comes from the process of that rank.
 
     arrivals.py          nodes, rendezvous stores and processes that arrive
     process_exits.py     nodes and processes that end
@@ -66,9 +66,10 @@ class Dispatch:
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Handle one report. `reaction` is the entry of the table `REACTIONS` for this report in the
-        present state. Only a process whose claim to a rank was accepted may report for that rank;
-        reports of other processes are ignored.
+        Handle one report. `sender` is the name on the bus of the process that sent it. `reaction`
+        is the entry of the table `REACTIONS` for this report in the present state of the job.
+        Ignore reports about a rank from any other process than the one that was accepted for this
+        rank.
         """
         match message:
             case NodeJoined():
@@ -126,8 +127,8 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                # the answer of the rank to the order `resume` may be lost; a completed step also
-                # shows that the rank trains
+                # the answer of the rank to the order `resume` may have been lost. A completed step
+                # also shows that the rank has entered the loop
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)
@@ -172,7 +173,7 @@ class Dispatch:
             return None
         self._job.end.stop = message
         if reaction is not R.FORCE:
-            return None  # the job is ending already, and the survivors write a last checkpoint
+            return None  # the job is ending already: its ranks write a last checkpoint
         if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.shutdown.exit(
@@ -189,8 +190,8 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            # a check still runs on some ranks. If the other ranks trained now, their all-reduces
-            # could be mixed up with those of the check
+            # a check of links and devices still runs on some ranks. If the other ranks trained now,
+            # the all-reduces of training and of the check could be mixed up
             return self._job.tell("check_not_over")
         self._job.pausing.request, self._job.pausing.result = None, ""
         if reaction is R.RELEASE and not self._job.succession.gathering:

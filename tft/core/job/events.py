@@ -1,6 +1,6 @@
 """
-Define the events that the job machine receives. Event names are in the past tense, and `at` is the
-time by the clock of the controller.
+Define the events that the job machine receives. Event names are in the past tense. The field `at`
+of an event is the time at which it happened, by the clock of the controller.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from tft.protocol.messages import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """
-    A report was received. Each report is received once, in the order in which its sender sent it.
+    The controller has received a report from another process. The machine gets each report once.
+    It gets the reports of one sender in the order in which they were sent.
     """
 
     at: float
@@ -23,7 +24,7 @@ class Received:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed:
     """
-    The time returned by `Machine.next_deadline` has come.
+    The time that `Machine.next_deadline` has returned has come.
     """
 
     at: float
@@ -32,21 +33,21 @@ class DeadlinePassed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
     """
-    No rank has made progress for longer than the step times of this job allow.
+    No rank has made progress for longer than a limit that depends on the step times of this job.
     """
 
     at: float
     silence: float
     """Seconds since the last progress of any rank."""
     limit: float
-    """The limit in seconds, computed from the step times."""
+    """The limit that `silence` has exceeded, in seconds. It is computed from the step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesAgreed:
     """
-    Verdict of the slice comparison: every slice of every shard was compared at the end of `step` or
-    later, and all copies were equal.
+    Verdict of the slice comparison, which compares copies of shards during training: every slice of
+    every shard was compared at the end of `step` or later, and all copies were equal.
     """
 
     at: float
@@ -56,50 +57,51 @@ class SlicesAgreed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesDiffered:
     """
-    Verdict of the slice comparison: one slice of a shard was not equal on all ranks that hold the
-    shard.
+    Verdict of the slice comparison, which compares copies of shards during training: one slice of a
+    shard was not equal on all ranks that hold the shard.
     """
 
     at: float
     shard: str
     step: int
-    """The step at whose end the slice was digested."""
+    """The step at whose end the ranks digested the slice."""
     right: tuple[int, ...]
     """The ranks whose copies are right, because they are the majority. Empty: there is no majority.
     """
     wrong: tuple[int, ...]
     sound: int
-    """The last step at which this slice was found equal on all ranks. The copies began to differ at
-    some later step."""
+    """The last step at whose end this slice was found equal on all ranks. The copies began to
+    differ at some later step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionTraced:
     """
     Verdict of the slice comparison: it is now known which ranks had a wrong copy in an earlier
-    incident, although no majority showed it then. The steps were computed again, and the results
-    of these ranks were the first that came out different.
+    incident, in which no majority could show this. After that incident the ranks computed the same
+    steps again. The results of the ranks in `ranks` were the first that differed from before.
     """
 
     at: float
     incident: int
-    """The number of the incident that the different copies had caused."""
+    """The number of the incident that was opened because copies differed."""
     ranks: tuple[int, ...]
     step: int
-    """The step before the first one whose results came out different."""
+    """The last step before the one whose results were different when it was computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
-    This controller is the leader from now on, with this epoch (the number of the leader).
+    A controller process has started and leads the job from now on. It may replace an earlier
+    controller that has ended. `epoch` is the number of the new leader.
     """
 
     at: float
     epoch: int
     lost: int = 0
     """The number of events that this controller could not read from a damaged story (the recorded
-    events of the job). If it is not 0, the facts in the machine are incomplete."""
+    events of the job). If it is not 0, the machine does not know everything about the job."""
 
 
 SliceVerdict = SlicesAgreed | SlicesDiffered | CorruptionTraced

@@ -1,6 +1,7 @@
 """
-Collect from the state of a job the facts that the planner and the recovery plugins need, and record
-where the rank-local state (generators, data position) of each rank can be found.
+Collect from the state of a job the facts that the planner (`tft.core.plan`) and the recovery
+plugins need. Also record where the rank-local state (generators, data position) of each rank can be
+found.
 """
 
 from collections.abc import Callable, Set
@@ -15,9 +16,9 @@ from tft.core.plan.standing import Standing, Terms
 
 def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, Standing]:
     """
-    Return the state of every rank in the form that the planner uses. `unplaceable` is called for
-    each rank that has lost its process. It returns a sentence that says why no other process can be
-    started for the rank, or "".
+    Return what the planner must know about every rank, by rank. The function `unplaceable` is
+    called for each rank that has lost its process. It returns a sentence that says why no other
+    process can be started for the rank, or "" if one can be started.
     """
     return {
         rank_state.rank: rank_state.standing(
@@ -30,7 +31,8 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
 def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankFacts, ...]:
     """
     Return the facts about every rank that are given to recovery plugins, in the order of the ranks.
-    `unplaceable` is as for `standings_of`.
+    The function `unplaceable` returns a sentence that says why no other process can be started for
+    a rank, or "" if one can be started.
     """
     topology = job.ranks.topology()
     held: dict[int, list[str]] = {}
@@ -56,7 +58,7 @@ def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankF
 
 def terms_of(job: Job) -> Terms:
     """
-    Return the conditions that a plan for the present incident must respect.
+    Return the conditions that a recovery plan for the present incident must respect.
     """
     incident = job.incident
     kept = {
@@ -90,15 +92,15 @@ def terms_of(job: Job) -> Terms:
 
 def lacks_local_state(job: Job, rank_state: RankState) -> bool:
     """
-    Return True if the process of a rank cannot read the rank-local state that the rank captured
-    earlier, because it is in the shared memory (page) of another node, or if that state is out of
-    date.
+    Return True if the process of a rank cannot use the rank-local state that the rank captured
+    earlier. This is so if the page (shared memory) with that state is lost or on another node, or
+    if the state is out of date.
     """
     if rank_state.rank in job.incident.turnover.joining:
-        return True  # the rank comes back to the job: its captures are from before it had left
+        return True  # the rank comes back to the job, so its captures are from before it left
     if rank_state.local_state.page is None:
-        # nothing was captured yet: a resumed job needs the state from its checkpoint, a new job
-        # begins with the initial state
+        # the rank has captured nothing yet. A job that was started from a checkpoint needs the
+        # rank-local state in that checkpoint. A new job begins with the initial rank-local state
         return job.checkpoints.resumed
     return (
         rank_state.local_state.page in job.nodes.lost
@@ -108,8 +110,8 @@ def lacks_local_state(job: Job, rank_state: RankState) -> bool:
 
 def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
     """
-    Return those of `steps` whose captured rank-local state may be on the page (the shared memory)
-    that the rank's process uses.
+    Return those of `steps` for which the rank may have captured its rank-local state on the page
+    (the shared memory) that its process uses now.
     """
     return frozenset(
         ()
@@ -120,9 +122,10 @@ def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]
 
 def note_capture(job: Job, rank_state: RankState) -> None:
     """
-    Record that a rank has its rank-local state of the agreed step on the page (the shared memory)
-    that its process uses. If the rank used another page before, its earlier captures are not on
-    this one. Captures that were reported to the controller stay in `reported`.
+    Record that a rank has its rank-local state of the agreed step (the step to which all ranks
+    return) on the page that its process uses. A page is shared memory on the node of the rank. If
+    the rank used another page before, its earlier captures are not on the present page. Captures
+    that were reported to the controller stay in `reported`.
     """
     step = job.incident.progress.agreed
     rank_state.local_state.since = (
@@ -139,9 +142,9 @@ def note_capture(job: Job, rank_state: RankState) -> None:
 
 def note_lost_step(job: Job, step: int | None) -> None:
     """
-    Add a sentence to the incident report if the job must return to `step`, although all shards have
-    copies of a later step, because rank-local state of that later step was lost with a node. `step`
-    is None if it is not known yet; then nothing is added.
+    Add a sentence to the incident report if the job must return to `step` although every shard has
+    a copy of a later step. The reason is that rank-local state of that later step was lost with a
+    node. If `step` is None, the step is not known yet, and nothing is added.
     """
     standings = {s.rank: s.standing() for s in job.ranks.states.values()}
     latest = covered_step(job.ranks.topology().groups, standings, job.incident.spread.ceiling)
@@ -157,8 +160,9 @@ def note_lost_step(job: Job, step: int | None) -> None:
 
 def note_early(job: Job, step: int) -> None:
     """
-    Add a reservation to the incident for ranks whose rank-local state of `step` is only known as it
-    was before the end of the step, if it is known to change until then.
+    Add a reservation (a reason why training may not continue exactly) to the incident for each rank
+    whose rank-local state of `step` may be out of date. Its last known state was captured before
+    the end of the step, and the state of this rank is known to change until then.
     """
     early = [
         s.rank

@@ -1,6 +1,6 @@
 """
-Handles reported faults: an exception that left the training loop of a rank, or a fault that an
-observer outside the rank has noticed.
+Handles reported faults: an exception that left the training loop of a rank, a fault that an
+observer outside the rank has noticed, or copies that differed at a periodic checkpoint.
 """
 
 from typing import assert_never
@@ -29,8 +29,8 @@ class Faults:
 
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
-        Handle an exception that has left the training loop of a rank. Ignore network errors while
-        the ranks are being stopped, because the stop itself interrupts their connections.
+        Handle an exception that has left the training loop of a rank. Ignore a network error while
+        the ranks are being stopped, because stopping them breaks the connections between them.
         """
         job = self._job
         rank_state.training = False
@@ -66,10 +66,12 @@ class Faults:
 
     def _refused(self, message: Faulted, numbers: StepNumbers) -> None:
         """
-        Handle the report of a rank that it has refused to apply an update because of its numbers.
-        The state before the update is intact, so the step is computed again from it. A copy of a
-        rank that has applied the update nevertheless is not used. If the step is refused a second
-        time, its batches are left out, or the job ends with a last checkpoint.
+        Handle the report of a rank that it has refused to apply an update, because the update has
+        bad numbers (NaN, Inf or a spike). The state before the update is intact, so the step is
+        computed again from that state. If another rank has applied the update nevertheless, its
+        copy is used only if no copy from before the update is left. If the update of the same step
+        is refused a second time, the batches of the step are left out, or the job ends with a last
+        checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         job.tell("update_refused", rank=message.rank, step=message.step, why=message.summary)
@@ -81,7 +83,8 @@ class Faults:
             "numeric", None, message.step, message.at, message.summary, refused=True
         )
         # another rank may have applied the update that this rank refuses. Prefer states from before
-        # the update; if none is left, the later state is used and gets this reservation
+        # the update. If none is left, the later state is used, and the reservation that is added
+        # here tells the user of it
         job.incident.spread.prefer(message.step - 1)
         why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
         job.incident.exactness.reservations.append((message.step, why))
@@ -92,9 +95,9 @@ class Faults:
 
     def _refused_again(self, record: RefusedStep) -> None:
         """
-        Leave out the data batches of a step whose update was refused a second time, if the policy
-        allows it. Otherwise, or if this was done too often for this step, allow only a last
-        checkpoint.
+        Leave out the data batches of a step whose update was refused a second time, if
+        `policy.skip_batch` allows it. If it does not, or if batches were left out too often for
+        this step, end the job with a last checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         times = refusals.times.get(record.step, 0)
@@ -115,8 +118,8 @@ class Faults:
 
     def _known(self, message: Faulted) -> bool:
         """
-        Return True if a software fault is already in the incident. The same exception at the same
-        step on several ranks counts as one fault.
+        Return True if the incident already has the software fault that `message` reports. The same
+        exception at the same step on several ranks counts as one fault.
         """
         return message.kind == "software" and any(
             fault.kind == "software"
@@ -128,7 +131,7 @@ class Faults:
     def noticed(self, message: Noticed) -> None:
         """
         Handle a fault of a rank that an observer outside the rank has noticed, such as a hang or
-        damaged memory. If nothing can be done about the fault, log the reason.
+        damaged memory. If nothing can be done about the fault, only log why not.
         """
         job = self._job
         rank_state = job.ranks.states.get(message.rank)
@@ -146,7 +149,8 @@ class Faults:
             case "straggler":
                 return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                if message.kind == "process":  # `terminate` itself records the fault for a hang
+                # record the fault here, unless it is a hang, which `terminate` records itself
+                if message.kind == "process":
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence
                     )
@@ -168,9 +172,10 @@ class Faults:
     def differ(self, message: CheckpointFailed) -> None:
         """
         Handle a periodic checkpoint that was not completed because the copies of a shard differed.
-        Add a `corruption` fault for each rank whose copy is named as wrong, or one without a rank.
-        All copies are compared again when all ranks have left their loops. Ignore the message if
-        whole copies were found equal at this step or a later one.
+        Add a `corruption` fault for each rank that the message names because of its wrong copy. If
+        it names no rank, add one fault without a rank. Ignore the message if whole copies were
+        found equal at the same step or a later one. All copies are compared again when all ranks
+        have left their loops.
         """
         training = self._job.training
         if message.step <= training.whole:
@@ -209,9 +214,10 @@ class Faults:
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
-        Record which copies of the state are not sound because of a fault. After a `memory`,
-        `numeric` or `corruption` fault, these are the copies of this rank. If the message says that
-        wrong numbers may have spread to all ranks, they are also the later copies of all ranks.
+        Record which copies of the training state must not be used because of a fault. After a
+        `memory`, `numeric` or `corruption` fault, do not trust the copies of this rank. If the
+        message says that wrong numbers may have spread to all ranks, do not use the copies that any
+        rank has of later steps either.
         """
         if message.kind in ("memory", "numeric", "corruption"):
             rank_state.holdings.trusted = False

@@ -1,5 +1,5 @@
 """
-Own the facts about the closed incidents of a job that later decisions need.
+Own the facts about the closed incidents of a job. Later decisions need these facts.
 """
 
 from dataclasses import dataclass, field
@@ -10,19 +10,22 @@ from tft.core.job.incident import Incident
 @dataclass(slots=True, kw_only=True)
 class History:
     """
-    The closed incidents of a job, and the ranks that caused them.
+    The closed incidents of a job, and which ranks have caused these incidents.
     """
 
     next_number: int
     """The number of the next incident."""
     lost: int = 0
-    """The number of events that could not be read in a damaged story."""
+    """The number of events that could not be read, because the story (the recorded events of the
+    job) is damaged."""
     incidents: list[Incident] = field(default_factory=list)
     troubles: dict[int, list[float]] = field(default_factory=dict)
-    """By rank: the times in seconds of the incidents that the rank has caused."""
+    """By rank: the times of the incidents that the rank has caused, in seconds by the clock of the
+    controller."""
 
     corruptions: dict[tuple[int, int | None], set[int]] = field(default_factory=dict)
-    """By rank and node: the numbers of the incidents in which the copies of the rank were wrong."""
+    """By rank and node: the numbers of the incidents in which the rank had wrong copies of shards
+    while its process was on that node."""
 
     def recent(self, rank: int, since: float) -> int:
         """

@@ -1,6 +1,6 @@
 """
-Own the facts that the controller knows about the state in the memory of a rank's process: its step,
-and which copies of it are valid.
+Own what the controller knows about the training state in the memory of a rank's process: the step
+of the state, which earlier copies the process keeps, and which of the copies may be wrong.
 """
 
 from dataclasses import dataclass, field
@@ -9,41 +9,45 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """
-    The copies of the training state that one process has reported, and which of them may be wrong.
+    The copies of the training state that the process of a rank holds, as it has reported them, and
+    which of these copies may be wrong.
     """
 
     held: int | None = None
-    """The step of the complete state with which the process trains. None: the process is in the
-    middle of an update, or new, and has no complete state."""
+    """The step at whose end the process had the complete training state with which it trains. None:
+    the process is new or in the middle of an update, so it has no complete state."""
     backups: tuple[int, ...] = ()
-    """The earlier steps of which the process keeps a copy."""
+    """The earlier steps of which the process keeps a copy of the training state."""
     digests: dict[str, dict[str, str]] | None = field(default_factory=dict)
-    """By shard and part: the digests of the state of step `held`. Empty: the rank has not read its
-    state, or could not read it. None: all ranks have loaded the state from the same checkpoint, so
-    it need not be compared."""
+    """By shard, then by part of the shard: the digests of the state of step `held`. Empty: the rank
+    has not digested its state, or could not read it. None: all ranks have loaded the state from the
+    same checkpoint, so it need not be compared."""
     line: str = ""
     """The line at which the rank left its loop in the tail of step `held` (the code between the
     update and the end of the step)."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which other ranks have a more complete copy, because those ranks came further
-    in the tail of step `held`, though not to its end. This rank's copies of them are not used."""
+    """The shards for which this rank's copy is not used, because other ranks have a more complete
+    copy. Those ranks came further in the tail of step `held` (the code after the update), though
+    not to its end."""
     passed_over: dict[str, int] = field(default_factory=dict)
-    """By shard: the last step of which this rank's copy may be used. Later copies differ from those
-    of another rank. It is not known which are right, and those of the other rank are used."""
+    """By shard: the last step of which this rank's copy may be used. Later copies of this rank
+    differ from the copies of another rank, and it is not known which are right. The job has decided
+    to use the copies of the other rank."""
     fetched: bool = False
-    """True if the state was fetched from other ranks in this incident. Then the fact that it is
-    equal to the copies of those ranks does not prove that they are right."""
+    """True if the process has fetched its state from other ranks in this incident. A fetched copy
+    repeats the copy of its source, so it does not prove that the source is right."""
     disputed: bool = False
-    """True if another rank holds a different copy of step `held` and it is not known which copy is
-    right."""
+    """True if another rank holds a different copy of the state of step `held`, and it is not known
+    which of the two copies is right."""
     trusted: bool = True
-    """True if no fault has touched the state with which the process trains."""
+    """False if a fault may have made the state with which the process trains wrong."""
     damaged: bool = False
-    """True if a fault has touched the memory of the process, so that its earlier copies are not
-    trusted either."""
+    """True if a fault may have damaged the memory of the process, so that the earlier copies in
+    this memory are not trusted either."""
     doubted: int = -1
-    """Earlier copies up to this step are not used. They were in memory when it was damaged, or they
-    were passed over, or they may be of another run."""
+    """Earlier copies of this step and steps before it are not used. They were in memory when the
+    memory was damaged, or the copies of another rank were preferred to them, or they may be of
+    another run of the job."""
     searching: bool = False
     """True while the process loads a checkpoint. The state and the position of the process do not
     count until all ranks have loaded the same checkpoint."""
@@ -60,23 +64,23 @@ class Holdings:
     @property
     def sound(self) -> bool:
         """
-        True if nothing is known against the state with which the process trains.
+        True if nothing is known that makes the state with which the process trains unusable.
         """
         return self.trusted and not (self.searching or self.disputed)
 
     def replaced(self, *, fetched: bool = False) -> None:
         """
-        Forget the results of earlier comparisons, because the process has a new state now.
-        `fetched` is True if it has fetched this state from other ranks.
+        Forget the results of earlier comparisons of copies, because the process has a new state
+        now. `fetched` is True if the process has fetched this state from other ranks.
         """
         self.outrun, self.passed_over = frozenset(), {}
         self.disputed, self.fetched = False, fetched
 
     def repaired(self, step: int, *, fetched: bool) -> None:
         """
-        Record that the process now holds a sound state of `step`, which it has fetched from other
-        ranks (`fetched` is True) or loaded from a checkpoint. Earlier copies in damaged memory are
-        still not used, and neither are copies that were passed over.
+        Record that the process now holds a right state of `step`, which it has fetched from other
+        ranks (`fetched` is True) or loaded from a checkpoint. If its earlier copies were in damaged
+        memory, or the copies of another rank were preferred to them, they are still not used.
         """
         if self.damaged or self.passed_over:
             self.doubted = step
@@ -85,8 +89,9 @@ class Holdings:
 
     def reloaded(self, step: int) -> None:
         """
-        Record that the process holds the state of the checkpoint of `step`, which all ranks have
-        found and loaded. Do not use its earlier copies, because they may be of another run.
+        Record that the process holds the state of the checkpoint of `step`, which each rank has
+        found and loaded by itself. Do not use the earlier copies that the process keeps, because
+        they may be of another run of the job.
         """
         self.trusted, self.damaged, self.doubted = True, False, step
         self.replaced()

@@ -1,6 +1,6 @@
 """
-Own the facts of one incident: its faults, the strategies that were tried, the step from which
-training continues, and the time of each phase.
+Own the facts of one incident: its faults, the recovery strategies that were tried, the step from
+which training continues, and the time that each phase of the incident took.
 """
 
 from dataclasses import dataclass, field
@@ -14,33 +14,33 @@ from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankO
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """
-    One observed fault.
+    One fault that was observed in the job.
     """
 
     kind: FaultKind
     rank: int | None
     """The rank at fault. None: no single rank could be named."""
     step: int
-    """The step that was being computed when the fault occurred. 0: not known until the ranks have
-    reported their positions."""
+    """The step that was being computed when the fault occurred. 0: the step is not known until the
+    ranks have reported how far they have come."""
     seen: float
     """The time of the first evidence, in seconds (CLOCK_MONOTONIC)."""
     evidence: str
     """The traceback, the stacks of all threads, or a sentence that says how the fault was noticed.
     """
     certain: bool = False
-    """True if this fault is certainly a cause of the incident. A `network` fault without this mark
-    may be only the consequence of another fault."""
+    """True if this fault is certainly a cause of the incident. A `network` fault that is not
+    certain may be only the consequence of another fault."""
     refused: bool = False
-    """True if the ranks have refused to apply the update of the step because of its numbers, so no
-    state was changed."""
+    """True if ranks have refused to apply the update of the step because of its numbers (NaN, Inf
+    or a spike), so that it has not changed their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A named time span of an incident, such as `freeze` or `repair`, of one rank or (rank None) of
-    the whole job. Times are in seconds.
+    A named time span of an incident, such as `freeze` or `repair`. It is the span of one rank or,
+    if `rank` is None, of the whole job. Times are in seconds.
     """
 
     name: str
@@ -52,45 +52,47 @@ class Phase:
 @dataclass(slots=True, kw_only=True)
 class Task:
     """
-    An order that several ranks must answer. It stays open until all of them have answered or were
-    excused. `waiting` has the ranks whose answer is missing.
+    An order that several ranks must answer. The task stays open until the job waits for no further
+    answer. `waiting` has the ranks whose answers are missing.
     """
 
     orders: tuple[RankOrder, ...]
     waiting: set[int]
     issued: float
     limit: float
-    """The seconds within which the ranks must answer. Infinite: no limit runs yet."""
+    """The seconds within which the ranks must answer. Infinite: the time limit does not run yet."""
     deadline: float
     renewed: int = 0
-    """How many times the time limit was restarted because most ranks had not answered."""
+    """How many times the time limit of the order was restarted, because most ranks had not
+    answered."""
     spared: bool = False
-    """True if the late ranks were given `Policy.repair` more seconds, because ending them would
-    lose a shard. This is done only once."""
+    """True if late ranks were given `Policy.repair` more seconds to answer, because ending them
+    would lose a shard. More time is given only once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """
-    The step that the ranks had reached when the incident began, and the step from which they
-    continue.
+    The step that the ranks had reached before the incident, and the step from which they continue
+    after it.
     """
 
     furthest: int = 0
-    """The highest step that some rank had completed."""
+    """The highest step that any rank had completed."""
     begun: int = 0
-    """The highest step whose update some rank had begun. After it has reported this position, the
-    rank may still have completed the update."""
+    """The highest step whose update any rank had begun when it reported its position. The rank may
+    have completed the update since."""
     reached: int = 0
-    """The highest step whose update some rank had begun, according to the positions that were
-    reported in the present round only."""
+    """Like `begun`: the highest step whose update any rank had begun. Here only the positions count
+    that the ranks have reported in the present round."""
     step: int | None = None
-    """The first step to be computed after the incident. None: it is not known yet, or no step
-    follows."""
+    """The first step to be computed after the incident. None: this step is not known yet, or the
+    job ends without a further step."""
 
     def saw(self, position: Position) -> None:
         """
-        Record the last known position of a rank, whose process may be alive or dead.
+        Update the highest steps of the job with the last known position of a rank. The process of
+        the rank may have ended since.
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
@@ -99,14 +101,15 @@ class Progress:
     @property
     def agreed(self) -> int:
         """
-        The step to whose end all members return, to continue from it or to save its state.
+        The step to whose end all members (the ranks that take part in training) return, either to
+        continue training from there or to save the state of this step.
         """
         return (self.step or 1) - 1
 
     @property
     def steps_lost(self) -> int:
         """
-        The number of completed steps that have to be computed again.
+        The number of completed steps that the ranks have to compute again after the incident.
         """
         return 0 if self.step is None else max(0, self.furthest - (self.step - 1))
 
@@ -114,67 +117,69 @@ class Progress:
 @dataclass(slots=True, kw_only=True)
 class Spread:
     """
-    How far wrong numbers may have spread in the states of the ranks. Copies of steps later than
-    `ceiling` are not used, because they may contain wrong numbers.
+    How far wrong numbers may have spread in the states of the ranks. Copies of the training state
+    after step `ceiling` are not used, because they may contain wrong numbers.
     """
 
     ceiling: int | None = None
-    """The last step whose copies can be sound. None: there is no such limit."""
+    """The last step whose copies of the training state may be used. None: there is no limit."""
     by: set[int] = field(default_factory=set)
-    """The ranks that may have spread wrong numbers with their last update, and for which it is not
-    known yet which step that update was."""
+    """The ranks that may have spread wrong numbers with their last update, if it is not known yet
+    to which step that update belongs."""
     firm: int | None = None
-    """The ceiling that the faults demand. None: they demand none. The value of `ceiling` may be
-    lower, as a precaution."""
+    """The ceiling (last step whose copies may be used) that the faults of the incident demand.
+    None: they demand no ceiling. The value of `ceiling` may be lower than this, as a precaution."""
     guessed: bool = False
-    """True if this incident has already tried a ceiling that is lower than its faults demand. This
-    is done only once."""
+    """True if the ceiling (last step whose copies may be used) was already set lower than the
+    faults demand, to try an earlier state against a repeated fault. This is tried only once."""
     equals: set[tuple[str, int]] = field(default_factory=set)
-    """One entry for each time that copies of a shard were found to differ while the ranks trained:
-    the shard, and the last step at which these copies were equal. The shard is an empty text if it
-    is not known."""
+    """One entry for each time that copies of a shard were found to differ while the ranks trained.
+    An entry has the name of the shard and the last step at which its copies were equal. The name is
+    an empty text if the shard is not known."""
     undecided: bool = False
-    """True if copies were found to differ while the ranks trained, and no majority shows which of
-    them are right."""
+    """True if copies of a shard were found to differ while the ranks trained, and no majority shows
+    which of the copies are right."""
     suspects: set[int] = field(default_factory=set)
-    """The ranks whose copies were wrong at a periodic checkpoint."""
+    """The ranks whose copies of shards were found wrong at a periodic checkpoint."""
 
     @property
     def tentative(self) -> bool:
         """
-        True if the ceiling is lower than the faults demand. The ceiling is raised again
-        (`yield_to_need`) if otherwise nothing could be saved.
+        True if the ceiling (the last step whose copies may be used) is lower than the faults
+        demand. `yield_to_need` raises the ceiling again if no usable copies are left otherwise.
         """
         return self.ceiling != self.firm
 
     def lower(self, ceiling: int) -> None:
         """
-        Lower the ceiling to `ceiling`, unless it is lower already, because a fault shows that no
-        copy of a later step is sound.
+        Lower the ceiling (the last step whose copies may be used) to the step `ceiling`, unless it
+        is lower already. Call this if a fault shows that copies of later steps may be wrong.
         """
         self.firm = max(0, ceiling if self.firm is None else min(ceiling, self.firm))
         self.prefer(self.firm)
 
     def prefer(self, ceiling: int) -> None:
         """
-        Lower the ceiling to `ceiling` as a precaution: copies of later steps may be sound, and are
-        used if there are no others.
+        Lower the ceiling (the last step whose copies may be used) to the step `ceiling`, unless it
+        is lower already. This is a precaution: copies of later steps are used after all if there
+        are no other copies.
         """
         self.ceiling = ceiling if self.ceiling is None else min(ceiling, self.ceiling)
 
     def guess(self, ceiling: int) -> None:
         """
-        Lower the ceiling below what the faults demand, to try whether the fault stays away when
-        training continues from an earlier state.
+        Lower the ceiling (the last step whose copies may be used) to the step `ceiling`, although
+        no fault demands this. The job tries in this way whether a fault that has come back stays
+        away if training continues from an earlier state.
         """
         self.prefer(ceiling)
         self.guessed = True
 
     def yield_to_need(self) -> None:
         """
-        Raise the ceiling, because otherwise nothing could be saved. The first call raises it to the
-        next higher step in `equals`, at which copies were still equal. If there is none, the
-        ceiling becomes what the faults demand.
+        Raise the ceiling (the last step whose copies may be used), because otherwise no usable
+        copies are left. Each call raises it to the next higher step in `equals`, at which copies
+        were still equal. If `equals` has no higher step, set the ceiling to what the faults demand.
         """
         later = [
             step
@@ -186,8 +191,9 @@ class Spread:
 
     def lift(self) -> None:
         """
-        Remove the ceiling, because all members have returned to a step that is not later than the
-        ceiling. The states that they compute from now on do not contain the wrong numbers.
+        Remove the ceiling (the last step whose copies may be used), because all ranks that train
+        have returned to a step that is not later than the ceiling. The states that these ranks
+        compute from now on do not contain the wrong numbers.
         """
         self.ceiling = self.firm = None
         self.equals, self.undecided, self.suspects = set(), False, set()
@@ -196,46 +202,46 @@ class Spread:
 @dataclass(slots=True, kw_only=True)
 class Decision:
     """
-    The strategy that is followed, the strategies that were not possible, and the advice of the
-    recovery plugins.
+    The recovery strategy that the job follows in an incident, the strategies that were not
+    possible, and the advice of the recovery plugins.
     """
 
     forced: str = ""
-    """Why only the strategies `dump` and `exit` are possible. Empty: every strategy may be chosen.
-    """
+    """Why the job must end, so that only the strategies `dump` (last checkpoint) and `exit` (no
+    checkpoint) are possible. Empty: every strategy may be chosen."""
     plan: Plan | None = None
-    """The plan that is carried out. None: no strategy is chosen yet."""
+    """The recovery plan that the job carries out. None: no strategy is chosen yet."""
     base: str = "retry"
-    """The built-in strategy that was followed last. A plugin may have advised it under another
-    name."""
+    """The name of the built-in strategy that was followed last. A plugin that has advised the
+    strategy may have given it another name."""
     attempts: int = 0
     """How many attempts of the present strategy have failed. A new fault sets this to 0."""
     tried: list[tuple[str, str]] = field(default_factory=list)
-    """The strategies that were not possible when the present one was chosen, each with the reason.
-    """
+    """The strategies that were passed over when the present strategy was chosen, each with the
+    reason."""
     failed: dict[str, str] = field(default_factory=dict)
-    """The strategies that were followed and did not help, or that a recovery plugin has ruled out,
-    each with the reason."""
+    """By strategy that must not be chosen: the reason. The strategy was followed and did not help,
+    or a recovery plugin has ruled it out."""
     advice: Advised | None = None
-    """The advice of the recovery plugins in this round. None: there is none."""
+    """The advice of the recovery plugins in this round. None: there is no advice."""
     awaited: bool = False
-    """True if the recovery plugins have asked for more time. They are asked again when the time
-    that they wanted is over."""
+    """True if the recovery plugins have asked for more time. When the time that they have asked for
+    is over, they are asked for advice again."""
     waited: float = 0.0
     """Seconds that the job has waited for the recovery plugins so far."""
 
     @property
     def strategy(self) -> str:
         """
-        The name of the strategy that is followed. If a recovery plugin has advised the strategy
-        under another name, this is that name. Empty: no strategy is chosen yet.
+        The name of the recovery strategy that the job follows. If a recovery plugin has advised the
+        strategy under a name of its own, this is that name. Empty: no strategy is chosen yet.
         """
         return "" if self.plan is None else self.plan.name
 
     def follow(self, plan: Plan) -> None:
         """
-        Follow this plan from now on. If its strategy is another one than before, restart the count
-        of failed attempts.
+        Follow this recovery plan from now on. If its strategy is not the one that was followed
+        before, set the count of failed attempts to 0.
         """
         if plan.strategy != self.base:
             self.attempts = 0
@@ -250,26 +256,28 @@ class Turnover:
     """
 
     began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By rank: the pid and the start time of the process that it had when the incident began."""
+    """By rank: the pid and the start time of the process that held the rank when the incident
+    began."""
     kept: dict[int, bool] = field(default_factory=dict)
-    """By rank: True if it still has the process that it had when the incident began. Filled in when
-    the incident closes."""
+    """By rank: True if the rank still has the process that it had when the incident began. This is
+    filled in when the incident closes."""
     started: int = 0
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
-    """By rank: how many times in this incident it has lost its process and was given another."""
+    """By rank: how many times in this incident the rank has lost its process and was given another
+    process."""
     joining: frozenset[int] = frozenset()
-    """The ranks that come back to the job in this incident."""
+    """The ranks that had left the job before and come back to it in this incident."""
     unprotected: list[str] = field(default_factory=list)
     """Sentences for the report about rank-local state (generators, data position) that was lost
-    with a node, because no other node had it."""
+    with a node, because no other node had a copy of this state."""
     counted: set[int] = field(default_factory=set)
-    """The ranks against which this incident was counted already. A rank that causes too many
-    incidents is not restarted any more."""
+    """The ranks against which this incident must not be counted again: it is counted already, or
+    the rank is not at fault. A rank that causes too many incidents is not restarted any more."""
 
     def given_another(self, rank: int) -> None:
         """
-        Record that a rank has lost its process and gets another one.
+        Record that a rank has lost its process and gets another process.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
 
@@ -277,33 +285,36 @@ class Turnover:
 @dataclass(slots=True, kw_only=True)
 class Exactness:
     """
-    The reservations of an incident: the reasons why training after it may differ, bit for bit, from
-    a run without the incident.
+    The reservations of an incident: the reasons why training after the incident may not be equal,
+    bit for bit, to a run without the incident.
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """The reservations, each with the step after which training may differ, and a sentence for the
-    report."""
+    """The reasons why training may differ. Each has the step that it is about, and a sentence for
+    the report."""
     tails: dict[str, int] = field(default_factory=dict)
-    """By sentence for the report: the step whose tail (the code between the update and the end of
-    the step) was interrupted at one line. Only for shards of which no holder has ended the step."""
+    """The interrupted tails: ranks were stopped in the code between the update and the end of a
+    step, and no holder of a shard has ended this step. The key is a sentence for the report, the
+    value is the step."""
     marks: dict[int, int] = field(default_factory=dict)
-    """By rank: the last step after which the rank is known to have called all functions that are
-    registered to be called after a step, such as an evaluation."""
+    """By rank: the last step after which the rank is known to have called all functions that the
+    script has registered to be called after a step, such as an evaluation."""
     skip: int = 0
-    """The number of data batches that all ranks skip after the rollback."""
+    """The number of data batches that all ranks skip after they have returned to step `skip_at`."""
     skip_at: int | None = None
-    """The step after which these batches are skipped. None: not known yet."""
+    """The step after which the `skip` data batches are skipped. None: this step is not known
+    yet."""
     refused: list[RefusedStep] = field(default_factory=list)
-    """The steps whose update the ranks have refused in this incident."""
+    """The steps whose update ranks have refused in this incident because of its numbers."""
     left_out: dict[int, int] = field(default_factory=dict)
-    """By step: how many batches are left out before it because its update was refused."""
+    """By step: how many batches are left out before the step, because its update was refused."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks` from the last known position of a rank, whose process may be alive or dead.
-        Of several positions in one incident, the lowest counts. After a repair the rank is at
-        another step, so its later positions do not show which functions it has called.
+        Update `marks`, the steps whose functions a rank has called, from the last known position of
+        the rank. The process of the rank may have ended since. If a rank reports several positions
+        in one incident, the lowest counts. After a repair the rank is at another step, and its
+        position no longer shows which functions it has called.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
@@ -311,7 +322,7 @@ class Exactness:
     @property
     def sentences(self) -> list[str]:
         """
-        Return the sentences that say why training may differ, bit for bit, from a run without the
+        The sentences that say why training may differ, bit for bit, from a run without the
         incident.
         """
         left_out = [
@@ -323,9 +334,9 @@ class Exactness:
 
     def returns_to(self, step: int) -> None:
         """
-        Record that all members continue from the end of `step`. Drop the reservations about later
-        steps, because these steps are computed again. Keep those about `step` itself and earlier
-        steps.
+        Record that all ranks continue from the end of `step`. Drop the reservations (reasons why
+        training may differ) about later steps, because these steps are computed again. Keep the
+        reservations about `step` itself and about earlier steps.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
         self.left_out = {each: n for each, n in self.left_out.items() if each <= step + 1}
@@ -334,23 +345,24 @@ class Exactness:
 @dataclass(slots=True, kw_only=True)
 class LastCheckpoint:
     """
-    The plan of the checkpoint that the survivors write before a job ends.
+    The last checkpoint, which the remaining ranks write before a job ends: its plan, and the files
+    that are written already.
     """
 
     plan: SavePlan | None = None
-    """The plan of which rank writes which files. None: no last checkpoint is planned."""
+    """The plan that says which rank writes which files. None: no last checkpoint is planned."""
     files: dict[str, SavedFile] = field(default_factory=dict)
-    """By name: the files that were written so far."""
+    """By file name: the files of the checkpoint that ranks have written so far."""
     incarnations: dict[int, int] = field(default_factory=dict)
-    """By rank that must write or commit: the incarnation of its process when it got that order. If
-    the rank has another process later, the checkpoint must be planned again."""
+    """By rank that must write or commit the checkpoint: the incarnation of its process when this
+    was planned. If the rank gets another process, the checkpoint must be planned again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Incident:
     """
-    One incident, from its first fault until the job runs again or ends. Number 0 is the start of
-    the job itself.
+    One incident, from its first fault until the job trains again or ends. The incident with number
+    0 is the start of the job itself.
     """
 
     number: int
@@ -361,12 +373,13 @@ class Incident:
     the round before, and answers to orders of an earlier round are ignored."""
     faults: list[Fault] = field(default_factory=list)
     suspicion: str = ""
-    """A sentence that says for how long no rank has made progress, if this is why the ranks are
-    asked for their positions. Empty: there is another reason."""
+    """A sentence that says for how long no rank has made progress, if the ranks are asked for their
+    positions because of such a stall. Empty: they are asked for another reason."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     store: tuple[str, int] | None = None
-    """The address (host, port) of the rendezvous store with which the process groups are formed."""
+    """The address (host, port) of the rendezvous store with which the ranks form their process
+    groups. None: they have not begun to form groups in this incident."""
     progress: Progress = field(default_factory=Progress)
     spread: Spread = field(default_factory=Spread)
     decision: Decision = field(default_factory=Decision)
@@ -376,31 +389,31 @@ class Incident:
 
     def roots(self) -> list[Fault]:
         """
-        Return the faults that are causes of the incident. A `network` fault is left out unless it
-        is marked as certain, because ranks also report broken connections when a peer has died. If
-        no other fault is left, return all faults.
+        Return the faults that are causes of the incident. Leave out `network` faults that are not
+        marked as certain, because ranks also report broken connections when a peer has died. If the
+        incident has no other faults, return all faults.
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
 
     def numeric_step(self) -> int:
         """
-        Return the last step with a numeric fault whose update was applied, not refused. Return 0 if
-        there is no such step.
+        Return the last step that has a numeric fault and whose update the ranks have not refused.
+        Return 0 if there is no such step.
         """
         steps = (f.step for f in self.faults if f.kind == "numeric" and not f.refused)
         return max(steps, default=0)
 
     def faulty(self) -> set[int]:
         """
-        Return the ranks that are named in the faults that are causes.
+        Return the ranks that are at fault according to the causes of the incident (see `roots`).
         """
         return {fault.rank for fault in self.roots() if fault.rank is not None}
 
     @property
     def is_open(self) -> bool:
         """
-        True while the incident is being handled. The start of the job (number 0) does not count as
-        an incident while it has no fault.
+        True while the incident is being handled. The start of the job has the number 0 and does not
+        count as an open incident until it has a fault, which gives it another number.
         """
         return self.number > 0 and self.closed is None

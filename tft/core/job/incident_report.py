@@ -1,6 +1,6 @@
 """
-Make the report of a job (schema 1) from its incidents. The field names are those of
-`docs/reference/report.md`.
+Make the report of a job from its incidents. The report has the version 1 of its format, which
+`docs/reference/report.md` describes with all fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ SECONDS = (
     "rollback",
     "resume",
 )
-"""The phases that every report lists, even with 0 seconds, in the order in which they usually
-begin."""
+"""The names of the phases of an incident, in the order in which the phases usually begin. The
+report lists the seconds of each of these phases for every incident, even if they are 0."""
 
 Moment = Callable[[Fault], float | None]
 """A function that returns the time at which a fault really happened, or None if only the time of
@@ -30,8 +30,9 @@ the first evidence is known."""
 
 def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     """
-    Return the entry of one incident in the field `incidents` of the report. `moment` returns when a
-    fault really happened. Times are in seconds since the first fault happened or was seen.
+    Return the entry of one incident in the field `incidents` of the report. The function `moment`
+    returns when a fault really happened. Times in the entry are in seconds since the first fault
+    happened or, if that is not known, since the first fault was seen.
     """
     roots = incident.roots()
     known = [at for fault in roots if (at := moment(fault)) is not None]
@@ -73,8 +74,9 @@ def missed_report(
     missed: Mapping[tuple[int | None, str], Sequence[int]],
 ) -> list[dict[str, object]]:
     """
-    Return the entries of the field `missed` of the report: one for each rank and reason for which
-    periodic checkpoints could not be written.
+    Return the entries of the field `missed` of the report, which is about periodic checkpoints that
+    could not be written. `missed` maps a rank and a reason to the steps of these checkpoints. There
+    is one entry for each rank and reason.
     """
     return [
         {"rank": rank, "why": why, "step": steps[0], "times": len(steps)}
@@ -90,9 +92,10 @@ def job_report(
     unprotected_steps: int = 0,
 ) -> dict[str, object]:
     """
-    Return the whole report of a job. `incidents` and `missed` have the entries of earlier runs of a
-    resumed job, followed by the entries of this run. `unprotected_steps` is the number of steps in
-    which the loss of a node would have lost rank-local state (generators, data position).
+    Return the whole report of a job. `incidents` and `missed` have the entries of the report fields
+    with these names. If the job was resumed, the entries of earlier runs come first.
+    `unprotected_steps` is the number of steps in which the loss of a node would have lost
+    rank-local state (generators, data position).
     """
     return {
         "schema": 1,
@@ -137,8 +140,8 @@ def _span(incident: Incident, name: str) -> float:
 
 def _longest(incident: Incident, name: str) -> float:
     """
-    Return the seconds that the slowest rank has spent in the phase `name`. A rank may go through
-    the phase several times, with other phases between, so the seconds of each rank are added up.
+    Return the seconds that the slowest rank has spent in the phase `name` of the incident. A rank
+    may go through a phase several times, so the seconds of all these times are added up.
     """
     taken: dict[int | None, float] = {}
     for phase in incident.phases:

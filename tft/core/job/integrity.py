@@ -1,7 +1,7 @@
 """
-Handles the verdicts of the comparison of shard copies that runs while the job trains (see
-`tft.core.link.slice_comparison`): copies that are equal up to a step, copies that differ, and the
-ranks that had a wrong copy.
+Handles the verdicts of the slice comparison, which compares the copies of shards while the job
+trains (see `tft.core.link.slice_comparison`). A verdict says that copies are equal up to a step,
+that copies differ, or which ranks had a wrong copy.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tft.core.job.state import Job
 
 class Integrity:
     """
-    Handles the verdicts about the shard copies of one job.
+    Handles the verdicts about the copies of the shards of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -25,8 +25,8 @@ class Integrity:
 
     def agreed(self, event: SlicesAgreed) -> None:
         """
-        Record that all copies were equal at the end of the step of the verdict, so the copies of
-        this step and earlier steps are sound.
+        Handle the verdict that all copies of all shards were equal: record its step as the last one
+        at which this is known.
         """
         training = self._job.training
         training.sliced = True
@@ -34,12 +34,13 @@ class Integrity:
 
     def differed(self, event: SlicesDiffered) -> None:
         """
-        Open an incident, or join the open one, because copies of a slice of a shard differ.
+        Handle the verdict that the copies of a slice of a shard differ: open an incident, or add a
+        fault to the open incident.
         """
         job, training = self._job, self._job.training
         training.sliced = True
-        # `event.sound` is the last step at which this slice was equal. A periodic checkpoint may
-        # have found whole copies equal at a later step
+        # `event.sound` is the last step at which this slice was equal on all ranks. If all copies
+        # were found equal at a later step, for example at a periodic checkpoint, use that step
         equal = training.compared if event.sound < training.compared < event.step else event.sound
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
@@ -54,11 +55,11 @@ class Integrity:
 
     def traced(self, event: CorruptionTraced) -> None:
         """
-        Write the ranks that had a wrong copy into the `corruption` faults of the incident that the
-        difference has caused. These faults named no rank, because no majority showed which copy was
-        right. No rank is named if training did not continue bit for bit after that incident, or if
-        yet another rank had a wrong copy: then gradients differ for another reason, too, and prove
-        nothing about these copies.
+        Name the ranks that had a wrong copy in the `corruption` faults of the incident that was
+        opened when copies differed. These faults named no rank so far, because no majority showed
+        which copy was right. Do nothing if training may not have continued bit for bit after that
+        incident, or if yet another rank had a wrong copy: gradients then differ for another reason,
+        and prove nothing about these copies.
         """
         job = self._job
         incident = self._incident(event.incident)

@@ -1,6 +1,6 @@
 """
-Define the invariants of a job: conditions that are always true when an event has been handled. A
-violation is a bug of tft.
+Define the invariants of a job: conditions that are always true after the job machine has handled an
+event. If a condition is not true, tft has a bug.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,14 @@ from tft.core.job.transitions import State
 S = State
 
 STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.CONFIRMING, S.DUMPING})
-"""The states in which no rank may be in its training loop: shards are copied, process groups are
-formed, a rollback runs, finished ranks compare their copies, or a checkpoint is written."""
+"""The states of a job in which no rank may be in its training loop. In these states shards are
+copied, process groups are formed, wrappers such as DDP are built, a rollback runs, finished ranks
+compare their copies, or the last checkpoint is written."""
 
 
 def broken(job: Job) -> Iterator[str]:
     """
-    Yield one sentence for each invariant that is broken.
+    Yield one sentence for each invariant of the job that is broken.
     """
     training = [rank_state.rank for rank_state in job.ranks.states.values() if rank_state.training]
     if training and job.state in STANDING:

@@ -5,11 +5,11 @@ The state machine of a job: it takes events and returns commands.
                                   processes that do not belong to the job, are ignored
     outstanding() -> orders       the orders that are not answered yet and must be sent again
     next_deadline()               the time at which the machine must get a `DeadlinePassed` event
-    check()                       raises when an invariant is broken, which is a bug of tft
+    check()                       raises an error if an invariant is broken, which is a bug of tft
 
-`transitions.py` has the reaction to every event in every state. `dispatch.py` receives reports,
-`recovery.py` leads through an incident, and `state.py` holds the known facts.
-`docs/reference/machine.md` describes the machine in prose.
+`transitions.py` has the table of the reactions to every event in every state. `dispatch.py`
+receives reports, `recovery.py` leads the job through an incident, and `state.py` holds the facts
+that are known about the job. `docs/reference/machine.md` describes the machine in prose.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,9 +44,9 @@ from tft.protocol.messages import Order
 S = State
 
 REFUSED = 60.0
-"""The time in seconds for which `Refused` (the answer to a process whose claim to a rank is not
-accepted) is repeated, because no process acknowledges it. A process that has not received it by
-then has probably ended."""
+"""The time in seconds for which a `Refused` message is sent again and again. It tells a process
+that its claim to a rank is not accepted. No process confirms that it has received this message. A
+process that has not received it after this time has probably ended."""
 
 
 class Machine:
@@ -74,7 +74,7 @@ class Machine:
     @property
     def missed(self) -> Mapping[tuple[int | None, str], Sequence[int]]:
         """
-        The steps whose periodic checkpoint could not be written, by rank and reason. The rank is
+        By rank and reason: the steps whose periodic checkpoint could not be written. The rank is
         None if no rank has reported the reason.
         """
         return self._job.checkpoints.missed
@@ -82,21 +82,23 @@ class Machine:
     @property
     def epoch(self) -> int:
         """
-        The epoch of the leader.
+        The epoch (the number) of the controller that leads the job now.
         """
         return self._job.timing.epoch
 
     @property
     def members(self) -> frozenset[int]:
         """
-        The ranks that take part in training. After a scale-in they are fewer than the world.
+        The ranks that take part in training. After the strategy `scale_in`, some ranks of the job
+        do not take part.
         """
         return self._job.ranks.members
 
     @property
     def switch(self) -> frozenset[int]:
         """
-        The ranks that were requested to be moved to other processes.
+        The ranks that an operator or a program has asked to move to other processes, and that have
+        not been moved yet.
         """
         return self._job.succession.switch
 
@@ -110,28 +112,30 @@ class Machine:
     @property
     def kept_by(self) -> Mapping[int, int]:
         """
-        By node: the other node that keeps a copy of the rank-local state of its ranks.
+        By node: the other node that keeps a copy of the rank-local state (generators, data
+        position) of the ranks on this node.
         """
         return self._job.nodes.kept_by()
 
     def incarnation(self, rank: int) -> int:
         """
         Return the incarnation of the process that holds this rank. Return -1 if no process was
-        ordered for it yet.
+        ordered for this rank yet.
         """
         return self._job.ranks.states[rank].incarnation
 
     @property
     def refused(self) -> Collection[str]:
         """
-        The senders whose claim to a rank was refused. Their reports must not be acknowledged.
+        The names on the bus of the processes whose claim to a rank was refused. The controller must
+        not acknowledge their reports.
         """
         return self._job.processes.refused.keys()
 
     @property
     def incident(self) -> Incident:
         """
-        The open incident; if no incident is open, the last one.
+        The open incident or, if no incident is open, the last incident.
         """
         return self._job.incident
 
@@ -152,7 +156,7 @@ class Machine:
     @property
     def last_step(self) -> int:
         """
-        The highest completed step.
+        The highest step that any rank has completed.
         """
         return self._job.training.last_step
 
@@ -167,22 +171,23 @@ class Machine:
     def certified(self) -> int | None:
         """
         The newest step at whose end all copies of each shard are known to have been equal. None: no
-        shard has several holders, so no copies can differ.
+        shard has several holders, so there are no copies that could differ.
         """
         return self.compared if self._job.ranks.shared() else None
 
     @property
     def attempt(self) -> tuple[int, int] | None:
         """
-        The incident and the round in which the ranks were last ordered to resume. The ranks tag the
-        digests of their slices with this pair. None: no rank has trained yet.
+        The incident and the round in which the ranks were last ordered to resume training. Ranks
+        send this pair with the digests of their slices, so that old digests can be recognized.
+        None: no rank has trained yet.
         """
         return self._job.training.attempt
 
     def replicas(self) -> Replicas:
         """
-        Return the shards that several members hold, and by member the names of its shards and its
-        model replica.
+        Return which shards several members hold. Members are the ranks that take part in training.
+        Also return the names of the shards of each member, and the ranks of its model replica.
         """
         ranks = self._job.ranks
         return Replicas(
@@ -203,7 +208,8 @@ class Machine:
 
     def handle(self, event: Event) -> list[Command]:
         """
-        Handle one event. Return the commands that the controller must carry out because of it.
+        Handle one event. Return the commands that the controller must carry out because of this
+        event.
         """
         job = self._job
         job.said = []
@@ -236,9 +242,10 @@ class Machine:
 
     def _led(self, event: Led) -> None:
         """
-        Handle the start of a new leader. Restart every time limit, because no answer could arrive
-        while there was no leader. Repeat what the previous leader may not have sent. If events of
-        the story are lost, end the job with a last checkpoint.
+        Handle the start of a new leader (the controller that decides). Restart every time limit,
+        because no answer could arrive while there was no leader. Send again what the previous
+        leader may not have sent. If events of the story are lost, end the job, with a last
+        checkpoint if possible.
         """
         job = self._job
         job.timing.lead(event.epoch, event.at)
@@ -247,12 +254,12 @@ class Machine:
         if event.lost and job.state not in SETTLED:
             self._salvage(event.lost)
         if job.state is S.CHOOSING and not job.unsettled():
-            # the recovery plugins may not have got the request of the previous leader: ask again
+            # the recovery plugins may not have got the question of the previous leader: ask again
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
-            # the job is over, but the previous leader may have ended before it sent the orders to
-            # the nodes and wrote the report: do both again
+            # the job is over, but the previous leader may have ended before it sent the last orders
+            # to the nodes and wrote the report. Do both again
             job.said = [*ending, job.end.outcome]
 
     def _salvage(self, lost: int) -> None:
@@ -277,17 +284,17 @@ class Machine:
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # no rank has trained a step since the resume, so the last attempt has failed
+        if again:  # the ranks were only just ordered to train again, so this attempt has failed
             attempts.again(why)
         else:
             attempts.freeze()
 
-    # ---------------------------------------------------------------- open orders and deadlines
+    # ---------------------------------------------------------------- unanswered orders, deadlines
 
     def outstanding(self) -> list[Order]:
         """
-        Return every unanswered order, addressed to the ranks whose answer is missing. The caller
-        sends these orders again, because the bus may lose messages.
+        Return every order that is not answered yet, addressed to the ranks whose answer is missing.
+        The caller sends these orders again, because the bus may lose messages.
         """
         orders: list[Order] = [o for parts in self._job.nodes.orders.values() for o in parts]
         orders += [
@@ -311,8 +318,8 @@ class Machine:
 
     def next_deadline(self) -> float | None:
         """
-        Return the time at which the machine must get the event `DeadlinePassed`, or None if no time
-        limit is running.
+        Return the time at which the next time limit ends. At this time the machine must get the
+        event `DeadlinePassed`. Return None if no time limit is running.
         """
         return self._deadlines.next()
 
@@ -320,7 +327,8 @@ class Machine:
 
     def check(self) -> None:
         """
-        Check the invariants of the job. Raises `InternalError` when one is broken.
+        Check the conditions that must always be true for a job (`invariants.py`). Raises
+        `InternalError` if one of these conditions is not true.
         """
         sentences = list(broken(self._job))
         if sentences:

@@ -1,5 +1,6 @@
 """
-Own the ranks that take part in a job, their processes, and the processes that will replace others.
+Own what the controller knows about which ranks take part in a job, about the processes of the
+ranks, and about successors: processes that will replace processes that still train.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,20 +18,21 @@ Claim = tuple[int, int]
 @dataclass(slots=True, kw_only=True)
 class Ranks:
     """
-    All ranks of the job, and which of them are members: the ranks that take part in training.
+    All ranks of the job, and which of these ranks are members. Members take part in training.
     """
 
     states: dict[int, RankState]
     """By rank: what is known about the rank and the process that holds it."""
     members: frozenset[int]
-    """The ranks that take part in training. After the strategy `scale_in` they are fewer than the
-    world."""
+    """The ranks that take part in training. After the strategy `scale_in`, some ranks of the job
+    are no members."""
     _topology: Topology | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, world: int) -> "Ranks":
         """
-        Return `world` ranks without processes. All of them are members.
+        Return the ranks at the start of a job of `world` ranks. No rank has a process yet, and all
+        ranks are members.
         """
         states = {rank: RankState(rank=rank) for rank in range(world)}
         return cls(states=states, members=frozenset(states))
@@ -38,46 +40,48 @@ class Ranks:
     @property
     def whole(self) -> bool:
         """
-        True if all ranks of the world take part.
+        True if all ranks of the job take part in training.
         """
         return len(self.members) == len(self.states)
 
     def member_states(self) -> list[RankState]:
         """
-        Return the states of the ranks that are members.
+        Return what is known about each rank that is a member (takes part in training).
         """
         return [rank_state for rank, rank_state in self.states.items() if rank in self.members]
 
     def every(self, holds: Callable[[RankState], bool]) -> bool:
         """
-        Return True if `holds` is true for every member.
+        Return True if the function `holds` returns True for every rank that takes part in training.
         """
         return all(holds(self.states[rank]) for rank in self.members)
 
     def holds_rank(self, rank_state: RankState) -> bool:
         """
-        Return True if this is the state of the process that holds the rank, and not of a successor
-        or an earlier process.
+        Return True if `rank_state` is about the process that holds the rank now. Return False if it
+        is about a successor or about an earlier process of the rank.
         """
         return self.states.get(rank_state.rank) is rank_state
 
     def is_current(self, rank: int, incarnation: int) -> bool:
         """
-        Return True if the rank is a member and this process holds it.
+        Return True if the rank takes part in training and the process with this incarnation holds
+        the rank.
         """
         return rank in self.members and self.states[rank].incarnation == incarnation
 
     def placeless(self) -> list[int]:
         """
-        Return the members for which no process was ordered yet, because no node with a place for
-        them has joined.
+        Return the ranks that take part in training and for which no process was ordered yet. These
+        ranks wait for a node that has a place for them.
         """
         return [s.rank for s in self.member_states() if s.process.stage is ProcessStage.ABSENT]
 
     def present(self) -> list[RankState]:
         """
         Return the states of all ranks whose process has called `tft.init` and has not ended. Ranks
-        that are no members are included, successors are not.
+        that do not take part in training are included. Successors (second processes that will take
+        a rank over) are not included.
         """
         there = (ProcessStage.JOINED, ProcessStage.READY)
         return [
@@ -86,7 +90,8 @@ class Ranks:
 
     def shared(self) -> dict[str, tuple[int, ...]]:
         """
-        Return the shards that several members hold, each with these members.
+        Return each shard that several members (ranks that take part in training) hold, with these
+        members.
         """
         held = {
             shard: tuple(rank for rank in ranks if rank in self.members)
@@ -96,8 +101,8 @@ class Ranks:
 
     def only_on(self, ranks: Iterable[int]) -> list[str]:
         """
-        Return the shards that would be lost with `ranks`: no other rank that can carry out orders
-        holds a sound copy of them.
+        Return the shards that would be lost if the processes of `ranks` ended. No other rank that
+        can carry out orders holds a trusted copy of these shards.
         """
         going = set(ranks)
         staying = {
@@ -112,7 +117,8 @@ class Ranks:
 
     def topology(self) -> Topology:
         """
-        Return the shard groups, the model replicas and the nodes, as the ranks have reported them.
+        Return which ranks hold each shard, which ranks belong to each model replica, and on which
+        node each rank is, as the ranks have reported it.
         """
         if self._topology is None:
             states = self.states.values()
@@ -133,8 +139,8 @@ class Ranks:
 
     def placed(self) -> None:
         """
-        Drop the cached topology. Call this when a rank has reported its shards, has moved to
-        another node, or has another process.
+        Drop the cached result of `topology`. Call this when a rank has reported its shards, has
+        moved to another node, or has another process.
         """
         self._topology = None
 
@@ -148,17 +154,18 @@ class Succession:
     successors: dict[int, RankState] = field(default_factory=dict)
     """By rank: the process that prepares to take over the rank from a process that still trains."""
     switch: frozenset[int] = frozenset()
-    """The ranks that an operator or a program has requested to move to other processes. All of them
+    """The ranks that an operator or a program has asked to move to other processes. All these ranks
     are moved at the same time."""
     why: str = ""
-    """The reason that was given with the request for `switch`."""
+    """The reason that was given with the request to move the ranks in `switch`."""
     gathering: bool = False
-    """True while all members train on to one step boundary, at which successors will take over."""
+    """True while all ranks train on to the same step boundary, to wait there until successors take
+    over."""
 
     def warm(self) -> list[RankState]:
         """
-        Return the successors that are ready to take over their ranks. The successors of the ranks
-        in `switch` are returned all together, or none of them.
+        Return the successors that are ready to take over their ranks. The ranks in `switch` must
+        move at the same time. So their successors are left out until all of them are ready.
         """
         ready = {
             rank: successor
@@ -172,37 +179,40 @@ class Succession:
 @dataclass(slots=True, kw_only=True)
 class Processes:
     """
-    The processes of a job that start, run or end.
+    Which processes of a job are starting, running, or being ended.
     """
 
     joined: bool = False
-    """True once some rank has called `tft.init`, even if its process has ended since."""
+    """True as soon as any rank has called `tft.init`, even if its process has ended since."""
     handed: dict[int, int] = field(default_factory=dict)
-    """By rank: the incarnation number that was given out last, to any process of the rank."""
+    """By rank: the highest incarnation number that a process of the rank has got. The process may
+    hold the rank or be a successor."""
     starting: dict[Claim, RankState] = field(default_factory=dict)
     """The processes that are starting and cannot carry out orders yet, in the order in which their
-    time limits end."""
+    time limits for the start end."""
     running: set[Claim] = field(default_factory=set)
     """The processes that are known to run."""
     displaced: list[RankState] = field(default_factory=list)
-    """The processes that hold a rank and are being ended: the agent has the order, and their end is
-    not reported yet."""
+    """The processes that hold a rank and are being ended: an agent was ordered to end them, and has
+    not reported their end yet."""
     retiring: list[RankState] = field(default_factory=list)
-    """The processes whose ranks a successor has taken over. They are listed until they have ended.
-    """
+    """The processes whose ranks a successor has taken over. A process is in this list until it has
+    ended."""
     refused: dict[str, tuple[Refused, float]] = field(default_factory=dict)
-    """By sender on the bus: the refusal of its claim to a rank, and the time of the refusal."""
+    """By name on the bus of a process whose claim to a rank was refused: the refusal, and the time
+    of the refusal."""
 
     def terminating(self) -> list[RankState]:
         """
-        Return the processes that were ordered to end and have not ended yet. Until they have, it is
-        not known which training state is left.
+        Return the processes that held or hold a rank, are being ended, and have not ended yet.
+        Until all of them have ended, it is not known which training state is left in the job.
         """
         return [*self.displaced, *self.retiring]
 
     def starts(self, rank_state: RankState, now: float) -> None:
         """
-        Record that a process is starting. Its limit for the start (`policy.join`) begins at `now`.
+        Record that a process is starting. The time limit for its start (`policy.join`) begins at
+        `now`.
         """
         claim = (rank_state.rank, rank_state.incarnation)
         self.starting.pop(claim, None)

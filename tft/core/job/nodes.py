@@ -1,5 +1,5 @@
 """
-Own what the controller knows of the nodes of a job.
+Own what the controller knows about the nodes of a job.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,13 +11,13 @@ from tft.protocol.messages import Kill, Recall, Spawn
 @dataclass(slots=True, kw_only=True)
 class Recalling:
     """
-    An order to another node to report the rank-local state that it has kept of a lost node, while
-    some answers are missing.
+    An unanswered order to a node to report the rank-local state (generators, data position) that it
+    has kept for a lost node.
     """
 
     order: Recall
     waiting: set[int]
-    """The ranks whose state is not reported yet."""
+    """The ranks of the lost node whose rank-local state is not reported yet."""
     incarnations: dict[int, int]
     """By rank: the incarnation of the process that held the rank when the node was lost."""
     issued: float
@@ -26,41 +26,44 @@ class Recalling:
 @dataclass(slots=True, kw_only=True)
 class Nodes:
     """
-    The nodes that have joined, their agents, and the free places on them.
+    The nodes that have joined the job, the agents of these nodes, and the places for further ranks
+    on them.
     """
 
     ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By node that has joined: the ranks whose first processes are started there."""
+    """By node that has joined: the ranks whose first processes are started on this node."""
     agents: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """By node: host and pid of the agent of the node."""
+    """By node: the host name and the pid of the agent of the node."""
     came: dict[int, float] = field(default_factory=dict)
     """By node: the time at which its present agent joined, by the clock of the node."""
     room: dict[int, int] = field(default_factory=dict)
-    """By node: how many more ranks the node has room for."""
+    """By node: the number of further ranks for which the node has a free place."""
     lost: set[int] = field(default_factory=set)
-    """The nodes that are lost, and the nodes that were given up, so that no process is started
-    there. A node is removed from this set when an agent joins from it again."""
+    """The nodes that are lost or were given up. No process is started on these nodes. A node is
+    removed from this set when an agent joins the job from this node again."""
     isolated: set[int] = field(default_factory=set)
-    """The nodes that were given up for good. An agent that joins from such a node is ignored."""
+    """The nodes that were given up for good. An agent that joins the job from such a node is
+    ignored."""
     orders: dict[int, list[Spawn | Kill]] = field(default_factory=dict)
     """By rank: the `Spawn` and `Kill` orders that agents have not answered yet."""
     recalls: dict[int, Recalling] = field(default_factory=dict)
-    """By lost node: the open order to its keeper (the node that has kept its rank-local state) to
-    report that state."""
+    """By lost node: the unanswered order to its keeper (the node that keeps a copy of the
+    rank-local state of the lost node) to report that state."""
     overdue: dict[int, Recalling] = field(default_factory=dict)
-    """By lost node: an order as in `recalls` for which the job does not wait any more. A late
-    answer is still used until the ranks roll back."""
+    """By lost node: an order as in `recalls`, but the job does not wait for the answer any more. A
+    late answer is still used until the ranks roll back."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """By node: the address (host, port) of its rendezvous store. The entry of the store that was
-    opened last comes last."""
+    """By node: the address (host, port) of the rendezvous store on this node. The store that was
+    opened last is the last entry."""
     gathered: float | None = None
     """The time at which the most recent node joined. None: no node has joined yet."""
 
     @property
     def store(self) -> tuple[str, int] | None:
         """
-        The address of the rendezvous store to use for the next process groups: the newest store on
-        a node that is not lost, or else the newest of all. None: no store is known.
+        The address of the rendezvous store with which the ranks form their next process groups.
+        This is the newest store on a node that is not lost or, if all their nodes are lost, the
+        newest of all stores. None: no store is known.
         """
         there = [store for node, store in self.stores.items() if node not in self.lost]
         known = there or list(self.stores.values())
@@ -68,33 +71,35 @@ class Nodes:
 
     def keeper(self, node: int) -> int | None:
         """
-        Return the node that keeps the rank-local state of the ranks of `node`: the node with the
-        next higher number (after the highest, the lowest) that has joined and is not lost. Return
-        None if there is no other node.
+        Return the keeper of `node`: the other node that keeps a copy of the rank-local state of its
+        ranks. This is the node with the next higher number that has joined and is not lost. For the
+        node with the highest number, it is the node with the lowest. Return None if there is no
+        other node.
         """
         ring = sorted(other for other in self.ranks if other not in self.lost and other != node)
         return next((other for other in ring if other > node), ring[0] if ring else None)
 
     def kept_by(self) -> dict[int, int]:
         """
-        Return, by node that has joined and is not lost, the node that keeps its rank-local state.
-        Return nothing if there is only one such node.
+        Return the keeper of each node that has joined and is not lost: the other node that keeps a
+        copy of the rank-local state of its ranks. Return an empty dictionary if fewer than two such
+        nodes exist.
         """
         ring = sorted(node for node in self.ranks if node not in self.lost)
         return dict(zip(ring, [*ring[1:], *ring[:1]], strict=True)) if len(ring) > 1 else {}
 
     def with_room(self, excluded: Collection[int | None], room: Mapping[int, int]) -> int | None:
         """
-        Return a node that is neither lost nor `excluded` and has a place for one more rank, or None
-        if there is no such node. `room` is the number of free places by node.
+        Return a node that is not lost, is not in `excluded`, and has a place for one more rank.
+        Return None if there is no such node. `room` has the number of free places by node.
         """
         barred = {*self.lost, *excluded}
         return next((n for n in sorted(room) if room[n] > 0 and n not in barred), None)
 
     def forget(self, rank: int, incarnation: int, *kinds: type) -> None:
         """
-        Remove the open orders of these kinds (`Spawn`, `Kill`) for one process, so that they are
-        not sent again: they are answered or have no purpose any more.
+        Remove the orders of these kinds (`Spawn`, `Kill`) for one process, so that they are not
+        sent to the agent again. Call this when the orders are answered or not needed any more.
         """
         self.orders[rank] = [
             order

@@ -1,6 +1,7 @@
 """
-The table of the orders to ranks: the time limit of each order, the phase of the report in which its
-time is counted, and what happens when ranks answer late or cannot carry the order out.
+The table of the orders to ranks. It says for each order: the time limit, the phase of the incident
+report in which the time of the order is counted, and what the job does when ranks answer late or
+cannot carry out the order.
 
 `deadlines.py` reacts to late answers, `acknowledgements.py` to failures.
 `docs/reference/machine.md` shows the table.
@@ -26,23 +27,25 @@ class Late(StrEnum):
     """
 
     HANG = "hang"
-    """The late ranks hang: their processes are ended and replaced, and the fault is a `hang`."""
+    """The late ranks count as hanging. Their processes are ended, and a fault of the kind `hang` is
+    recorded."""
     LEFT = "did not leave"
-    """The processes of the late ranks are ended and replaced, but the fault is not a `hang`: a rank
-    that does not leave its loop need not hang in it."""
+    """The processes of the late ranks are ended, but no fault of the kind `hang` is recorded. The
+    order was to leave the completed job, and a rank that does not leave need not hang."""
     AGAIN = "new round"
-    """The strategy begins again in a new round. The freeze of that round shows which rank is
-    missing."""
+    """The recovery strategy begins again in a new round. That round first asks every rank for its
+    position, which shows which rank does not answer."""
     NETWORK = "network fault"
-    """A network fault that names no rank is added to the incident. The freeze that follows shows
-    which ranks cannot be reached."""
+    """A network fault that names no rank is recorded. Then every rank is asked for its position,
+    which shows which ranks cannot be reached."""
     NO_PAUSE = "no pause"
-    """The pause, or the gathering at a boundary, is given up. All members continue to train."""
+    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
+    given up, and all ranks continue to train."""
     RENEW = "limit again"
-    """The limit is restarted, up to `Policy.patient` times, because the bus may be unreachable for
-    a while. After that, the reaction in `OrderRule.late` applies."""
+    """The time limit is restarted, up to `Policy.patient` times, because the bus may be unreachable
+    for a while. After that, the job does what `OrderRule.late` says."""
     DROP = "dropped"
-    """The job waits for the answer no longer, because it does not need it."""
+    """The job stops waiting for the answer, because it does not need the answer."""
 
 
 class Failed(StrEnum):
@@ -51,20 +54,22 @@ class Failed(StrEnum):
     """
 
     END_PROCESS = "process ended"
-    """The process of the rank is ended and replaced."""
+    """The process of the rank is ended, so that another process replaces it."""
     AGAIN = "new round"
-    """The strategy begins again in a new round. After `Policy.attempts` attempts it counts as
-    failed."""
+    """The recovery strategy begins again in a new round. After `Policy.attempts` failed attempts,
+    another strategy is chosen."""
     EXCUSED = "excused"
-    """The job continues without the answer of this rank."""
+    """The job continues as if this rank had answered."""
     NO_PAUSE = "no pause"
-    """The pause, or the gathering at a boundary, is given up. All members continue to train."""
+    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
+    given up, and all ranks continue to train."""
     NETWORK = "network fault"
-    """A network fault that names no rank is added to the incident."""
+    """A network fault that names no rank is recorded."""
     PLAN_AGAIN = "planned again"
-    """The last checkpoint is planned again, without what this rank could not do."""
+    """The last checkpoint of the job is planned again, without the part that this rank could not
+    do."""
     IGNORED = "ignored"
-    """Nothing is done, because the rank is leaving the job."""
+    """Nothing is done about the failure, because the job is over and the rank is leaving it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +87,19 @@ class OrderRule:
     the same as `late`."""
     failed: Failed
     phase: str
-    """The phase of the incident report under which the time of the order is counted."""
+    """The phase of the incident report in which the time of the order is counted."""
     returns: bool = False
-    """True if the order is a step on the way back to the training loop. If a rank cannot carry it
-    out because it has lost its device context, the process of the rank is replaced."""
+    """True if the order brings ranks back towards the training loop. If a rank cannot carry out
+    such an order because it has lost its device context, the process of the rank is replaced."""
     digests: bool = False
-    """True if the answer carries digests of the state that the rank holds."""
+    """True if the rank sends digests of the state that it holds with its answer."""
     action: str = ""
     """What a rank could not do if the order failed, as the end of a sentence such as "rank 3 could
-    not …". Empty: the name of the order."""
+    not …". Empty: the name of the order is used for this."""
 
     def seconds(self, policy: Policy) -> float:
         """
-        Return the limit in seconds.
+        Return the time limit of this kind of order, in seconds.
         """
         limit: float = getattr(policy, self.limit)
         return limit
@@ -102,7 +107,8 @@ class OrderRule:
 
 def _repairs(*, phase: str = "repair", digests: bool, action: str = "") -> OrderRule:
     """
-    Return the rule of an order that moves or loads state while the ranks return to their loops.
+    Return the rule for an order that makes ranks copy, load or restore state before they return to
+    their training loops.
     """
     return OrderRule(
         limit="repair", late=Late.HANG, failed=Failed.AGAIN, phase=phase, returns=True,
@@ -112,7 +118,8 @@ def _repairs(*, phase: str = "repair", digests: bool, action: str = "") -> Order
 
 def _groups(limit: LimitName, phase: str) -> OrderRule:
     """
-    Return the rule of an order that all ranks carry out together while they return to their loops.
+    Return the rule for an order that all ranks carry out together before they return to their
+    training loops, such as forming process groups.
     """
     return OrderRule(limit=limit, late=Late.AGAIN, failed=Failed.AGAIN, phase=phase, returns=True)
 
@@ -153,4 +160,5 @@ ORDERS: Mapping[OrderName, OrderRule] = {
     ),
     "end": OrderRule(limit="leave", late=Late.DROP, failed=Failed.IGNORED, phase="end"),
 }  # fmt: skip
-"""The rule of each order."""
+"""By name of an order to ranks: its time limit, and what the job does if ranks answer late or
+cannot carry out the order."""

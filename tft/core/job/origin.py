@@ -15,14 +15,15 @@ class Origin:
     job: str
     """The name of the job."""
     checkpoints: str
-    """The directory for last checkpoints."""
+    """The directory to which the job writes its last checkpoint."""
     checkpoint_name: str = "step-{step:08d}"
-    """The name of a last checkpoint: a format string with the field `step`."""
+    """The name of the last checkpoint of a job: a format string with the field `step`."""
     resume: tuple[str, int] | None = None
     """The checkpoint from which the job starts: its directory, and the step after which it was
     written. None: the job starts anew."""
     older: tuple[tuple[str, int], ...] = ()
-    """Checkpoints of earlier steps that the job can return to: directory and step."""
+    """Checkpoints of earlier steps to which the job can return. Each is a pair of its directory and
+    its step."""
     first_incident: int = 1
     """The number of the first incident of this run. It is greater than 1 if earlier runs of a
     resumed job have had incidents."""

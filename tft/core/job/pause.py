@@ -1,7 +1,8 @@
 """
-Pauses a job. All members continue to the same step boundary and wait there, with their process
-groups intact. They may run a check of links and devices there. Then they continue. A pause is not
-an incident, but a fault during the pause opens one, and so does a fault that the check finds.
+Pauses a job. All ranks that train continue to the same step boundary and wait there, with their
+process groups intact. If it was requested, they run a check of links and devices there. Then they
+continue to train. A pause is not an incident. But a fault during the pause opens an incident, and
+so does a fault that the check finds.
 """
 
 from tft.core.job.attempts import Attempts
@@ -23,8 +24,9 @@ class Pausing:
 
     def begin(self, request: PauseRequested) -> None:
         """
-        Begin a pause as `request` asks: order every member to report its position. All members will
-        wait at the end of the step that the furthest member has reached.
+        Begin the pause that `request` asks for: order every rank that trains to report its
+        position. Then all these ranks will train on and wait at the end of the step that the
+        furthest rank has reached.
         """
         job = self._job
         job.pausing.request = request
@@ -34,8 +36,9 @@ class Pausing:
 
     def gather(self, why: str) -> None:
         """
-        Gather all members at one step boundary, as for a pause, so that successors (processes that
-        are ready to replace others) can take over there. `why` is the reason for the log.
+        Make all ranks train on to the same step boundary and wait there, as for a pause. There the
+        successors, which are processes that are ready to replace others, can take over. `why` is
+        the reason for the log.
         """
         self._job.succession.gathering = True
         self._job.tell("gathering", why=why)
@@ -44,7 +47,8 @@ class Pausing:
     @property
     def gathered(self) -> bool:
         """
-        True when all members wait at the step boundary at which successors will take over.
+        True when all ranks wait at the step boundary at which successors (processes that replace
+        others) will take over.
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
@@ -57,13 +61,14 @@ class Pausing:
 
     def advance(self) -> None:
         """
-        Make the next move of a pause or a gathering if its conditions are met: hold the members at
-        one step boundary, begin the check, or act on its result.
+        Make the next move of a pause if its conditions are met: order the ranks to wait at one step
+        boundary, begin the check of links and devices, or act on the result of the check. Do the
+        same, without a check, if the ranks gather so that successors can take over.
         """
         job = self._job
         tasks = job.incident.tasks
         if job.succession.gathering and not job.succession.warm():
-            return self.release()  # no successor is ready any more, so let the members continue
+            return self.release()  # no successor is ready any more, so let all ranks train on
         if job.processes.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
@@ -91,7 +96,8 @@ class Pausing:
 
     def _checked(self) -> None:
         """
-        Act on the result of a check: let all members continue, give up nodes, or end the job.
+        Act on the result of the check of links and devices: let all ranks train on, give up the
+        nodes with bad results, or end the job.
         """
         job = self._job
         job.pausing.request, job.incident.tasks = None, {}
@@ -102,24 +108,24 @@ class Pausing:
 
     def give_up(self, why: str) -> None:
         """
-        Give up a pause or a gathering, because not all members reach the boundary. Log the reason
-        `why`, and let all members continue.
+        Give up a pause, or a gathering at which successors would take over, because not all ranks
+        reach the step boundary. Log the reason `why`, and let all ranks train on.
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
-            # mark the successor as tried, so that the members are not gathered for it again: that
-            # would fail too
+            # mark the successor as tried, so that the ranks are not gathered for it a second time,
+            # because that would probably fail too
             successor.process.invited = True
         self.release()
 
     def release(self) -> None:
         """
-        Let all members continue to train after a pause or a gathering. The job is healthy again
-        when every member has trained a step.
+        Let all ranks train on after a pause, or after a gathering at which successors would take
+        over. The job counts as healthy again when every rank has trained a step.
         """
         job = self._job
         if job.succession.gathering:
-            # keep `pausing.request`: a pause that was requested during the gathering comes next
+            # keep `pausing.request`: if a pause was requested meanwhile, it comes next
             job.succession.gathering = False
         else:
             job.pausing.request = None

@@ -1,130 +1,133 @@
 """
-Own every limit and choice that the decisions of a job use. Times are in seconds. The texts say why
-a limit has its value.
+Own every limit and setting that the decisions about a job use. Times are in seconds. The text under
+a limit says why it has its value.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 OnCorruption = Literal["majority", "end", "continue"]
-"""The choices for the case that copies of a shard differ and no copy from before the difference is
-left. `Policy.corruption` explains them."""
+"""What the job can do when copies of a shard differ and no copy from before the difference is left.
+`Policy.corruption` explains the choices."""
 
 STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
-"""The strategies that can be enabled, in the order in which they are tried. If none of them is
-possible, the job ends without a last checkpoint (`exit`)."""
+"""The recovery strategies that can be enabled, in the order in which they are tried. If none of
+these strategies is possible, the job ends without a last checkpoint (the strategy `exit`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """
-    The limits of one job.
+    The limits and settings of one job.
     """
 
     enable: frozenset[str] = frozenset(STRATEGIES)
-    """The strategies that may be used."""
+    """The recovery strategies that the job may use."""
     max_incidents: int = 100
-    """The number of incidents that a job may have. If there is one more, the job saves a last
-    checkpoint and ends."""
+    """The number of incidents that a job may have. In the next incident after that, the job saves a
+    last checkpoint and ends."""
     flaps: int = 5
-    """The number of incidents that one rank may cause within `flap_window`. After one more, neither
-    `retry` nor `recover` is used: the rank must leave the job, or the job ends."""
+    """The number of incidents that one rank may cause within `flap_window`. If the rank causes one
+    more, the strategies `retry` and `recover` are not used: the rank must leave the job, or the job
+    ends."""
     flap_window: float = 600.0
-    """The time in which the incidents of one rank are counted for `flaps`. It is long enough to
+    """The time within which the incidents of one rank are counted for `flaps`. It is long enough to
     detect a machine that fails again and again, and short enough to forget single failures."""
     replace: Literal["process", "node"] = "process"
     """What is replaced when a process is lost: only this process, or all processes of its node."""
     spread_savers: bool = False
-    """Which rank writes a shard into a last checkpoint. False: the first holder in the shard group.
-    True: a holder on the node that has the fewest shards to write, so that all nodes write."""
+    """Which rank writes a shard into the last checkpoint of the job. False: the first of the ranks
+    that hold the shard. True: a holder on the node that has the fewest shards to write, so that the
+    work is spread over all nodes."""
     save_copies: bool = False
-    """True: every holder of a shard writes its copy into a last checkpoint. False: only one holder
-    writes the shard."""
+    """True: every holder of a shard writes its copy into the last checkpoint of the job. False:
+    only one holder writes the shard."""
     corruption: OnCorruption = "majority"
     """What to do when copies of a shard differ and no copy from before the difference is left.
     `majority`: use the copy that most holders have; without a majority, end the job. `end`: end the
     job. `continue`: use the copy of the majority or, without one, of the lowest rank."""
     skip_batch: bool = False
-    """True: after a numeric fault, skip the data batches from the step that all members return to
-    up to the faulty step. False: train on the same batches again."""
+    """True: after a numeric fault, all ranks skip the data batches of the steps from the one that
+    they return to up to the faulty step. False: they train on the same batches again."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     keep_checkpoints: int = 0
     """The number of periodic checkpoints to keep, counted from the newest. 0: keep all."""
     advised: bool = False
-    """True if there are recovery plugins, which are asked before a strategy is followed."""
+    """True if there are recovery plugins. The job asks them for advice before it follows a recovery
+    strategy."""
     advice: float = 30.0
-    """The time that recovery plugins have for one answer. They may have to ask an external
-    scheduler first."""
+    """The time that recovery plugins have for one answer. It is long enough for a plugin to ask an
+    external scheduler first."""
     patience: float = 600.0
     """The total time for which recovery plugins may make the job wait in one incident."""
     respawns: int = 3
     """How many times another process is started for one rank within one incident. A process that
     always crashes at its start must not be started forever."""
     attempts: int = 3
-    """How many times a strategy is attempted in one incident. If all attempts fail, the next
-    strategy is tried. A new fault restarts the count."""
+    """How many times a recovery strategy is attempted in one incident. If all attempts fail, the
+    next strategy is tried. A new fault restarts the count."""
     backoff: float = 2.0
-    """The time by which each attempt of a strategy waits longer than the one before. With three or
-    more `attempts`, the second attempt does not wait and the third waits this long. The last
-    attempt always waits, because what was missing may become available meanwhile."""
+    """The time that the job waits before it repeats a recovery strategy. Each further attempt waits
+    this much longer than the attempt before. If more than two attempts are allowed (`attempts`),
+    the second attempt begins at once, and the third is the first that waits. A wait helps if
+    something was missing that becomes available meanwhile."""
     patient: int = 3
-    """How many times the time limit of an order is restarted if most ranks do not answer it. The
-    likely cause is then the bus, not a rank."""
+    """How many times the time limit of an order is restarted if most ranks do not answer the order.
+    The likely cause is then the bus, not a rank."""
     kill: float = 10.0
-    """The limit for a process to end after it was ordered to. The kernel ends a process in
-    milliseconds, unless a driver or a file system blocks it."""
+    """The limit for a process to end after its agent was ordered to end it. The kernel ends a
+    process in milliseconds, unless a driver or a file system blocks the process."""
     freeze: float = 2.0
-    """The limit for the answer to a freeze. A live control thread answers in milliseconds; a longer
-    silence means that the thread does not run."""
+    """The limit for a rank to answer a freeze order. The control thread of the rank's process
+    answers in milliseconds. A longer silence means that this thread does not run."""
     grace: float = 1.0
     """The time that a collective may take to end after a peer has died. Data that peers have
     already sent arrives in less time than this."""
     stop: float = 10.0
-    """The limit for a training thread to leave its loop. It reaches a collective or a step boundary
-    within this time, or it is stuck."""
+    """The limit for a training thread to leave its loop. A thread that is not stuck reaches a
+    collective or a step boundary within this time, where it can leave."""
     repair: float = 300.0
-    """The limit for orders that move or load state. The time depends on the size of the state, not
-    on tft."""
+    """The limit for orders to copy or load training state. How long a rank needs depends on the
+    size of the state, not on tft."""
     regroup: float = 60.0
-    """The limit for forming process groups. They form in tens of milliseconds once all ranks are
-    there."""
+    """The limit for forming process groups. When all ranks are there, this takes tens of
+    milliseconds."""
     rebuild: float = 120.0
-    """The limit for building wrappers such as DDP. This is code of the user, and may send a whole
-    model to all ranks."""
+    """The limit for building wrappers such as DDP. The code that builds them belongs to the user,
+    and may send a whole model to all ranks."""
     gather: float = 3600.0
-    """The limit from one node that joins to the next, while ranks have no place. Nodes may be
-    started by hand, one after another, but nobody takes an hour between two of them."""
+    """The limit between two nodes that join the job one after the other, while some ranks still
+    have no node. Nodes may be started by hand, but nobody takes an hour between two nodes."""
     join: float = 300.0
     """The limit from the start of a process to its call of `Session.run`. In this time the script
     imports its modules and builds the model."""
     hold: float = 600.0
-    """The limit for all ranks to reach a step boundary. After this time the pause is given up. A
-    hang is noticed earlier."""
+    """The limit for all ranks to reach the step boundary at which they will pause. When the limit
+    has passed, the pause is given up. A rank that hangs is noticed earlier."""
     tail: float = 3600.0
-    """The limit between the first rank that finishes training and the last one. Only this limit
-    notices a rank that has left its loop and sends no report. A rank that hangs in its loop is
-    noticed earlier."""
+    """The limit between the first and the last rank that finish training. Only this limit notices a
+    rank that has left its loop and sends no report. A rank that hangs in its loop is noticed
+    earlier."""
     pause: float = 3600.0
-    """The limit of a pause. When it has passed, the job continues by itself, because the client
-    that paused it may be gone."""
+    """The limit of a pause. When the limit has passed, the job continues by itself, because the
+    client that has requested the pause may be gone."""
     check: float = 600.0
     """The limit for a check of links and devices. Such a check takes minutes."""
     save: float = 1800.0
-    """The limit for writing a shard, even to a slow file system."""
+    """The limit for a rank to write its part of the last checkpoint, even to a slow file system."""
     leave: float = 5.0
-    """The time that a rank gets to leave when the job is over."""
+    """The time that the process of a rank gets to leave when the job is over."""
     first_step: float = 600.0
     """The limit for a step while step times are not known yet. Compilation and caches make the
     first step slow."""
     stall_floor: float = 3.0
-    """The shortest time without progress of any rank that is reported as a stall. A busy machine
-    may stop a process for a second now and then."""
+    """If no rank makes progress for less than this time, no stall is reported, however short the
+    steps are. A busy machine may stop a process for a second now and then."""
     stall_factor: float = 20.0
-    """The number of median step times without progress of any rank after which a stall is reported.
-    """
+    """A stall is reported if no rank makes progress for this many median step times."""
     warming: float = 10.0
-    """The factor by which the first step after a resume may take longer than other steps, because
-    new processes have cold caches."""
+    """The factor by which the first step after a resume may take longer than other steps. New
+    processes have cold caches."""
     node_silence: float = 10.0
     """A node that sends no heartbeat for this long, while other nodes do, counts as lost."""

@@ -1,6 +1,6 @@
 """
-Handles processes and nodes that end or cannot be ended: decides what is lost and which fault is
-recorded.
+Handles processes and nodes that have ended, and processes that cannot be ended. Decides what the
+job has lost, and which fault is recorded.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ UNPROTECTED = (
     "every rank has ended, and no rank has called tft.init: this run was not protected, and a "
     "fault would have ended it"
 )
-"""The reason that the report gives for a completed run in which no rank has called `tft.init`: tft
-has only started the processes."""
+"""The reason that the report gives for a completed run in which no rank has called `tft.init`. In
+such a run tft has started the processes, and has done nothing else for them."""
 
 _UNSAVED = "what the script saves after session.run may be missing or damaged"
 
@@ -39,8 +39,8 @@ class ProcessExits:
 
     def node_lost(self, message: NodeLost) -> None:
         """
-        Give up a node whose agent has ended or is silent, with all processes on it. If the node
-        never joined and ranks are still without a node, end the job as failed.
+        Give up a node whose agent has ended or is silent, and all processes on this node. If the
+        node never joined the job and some ranks still have no node, end the job as failed.
         """
         job = self._job
         agent = job.nodes.agents.get(message.node)
@@ -58,10 +58,11 @@ class ProcessExits:
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
-        Mark all processes of a node as ended. With `silent`, some may still run there, so order
-        them to end in case the node can be reached again. Order the node that keeps a copy of their
-        rank-local state to report it. Return the members that have lost their process, each with
-        the step that it was computing (0: not known).
+        Mark all processes of a node as ended, because the node or its agent is lost. Also order the
+        node that keeps a copy of their rank-local state to report that state. If `silent` is True,
+        some of the processes may still run on the node. So order the agent to end them, in case the
+        node can be reached again. Return the ranks that took part in training and have lost their
+        process, each with the step that the rank was computing (0: not known).
         """
         job = self._job
         if job.state not in SETTLED:
@@ -85,9 +86,9 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Handle the loss of the ranks that `emptied` has returned; `why` is the reason, `at` the time
-        of the loss. The faults of all these ranks are added before a strategy is chosen, because
-        the choice must not be based on a part of the loss.
+        Handle the loss of the ranks in `left`, which `emptied` has returned. `why` is the reason,
+        `at` the time of the loss. Record the faults of all these ranks before a recovery strategy
+        is chosen, because the choice must take all lost ranks into account.
         """
         job = self._job
         if not left:
@@ -102,19 +103,20 @@ class ProcessExits:
 
     def exited(self, message: Exited) -> None:
         """
-        Handle the end of a process. The end is a fault if the process held the rank of a member. It
-        is no fault if the process was a successor or had been replaced by one.
+        Handle the end of a process. The end is a fault if the process held a rank that takes part
+        in training. It is no fault if the process was a successor (a second process for a rank) or
+        if a successor has taken its rank over.
         """
         job = self._job
         job.nodes.forget(message.rank, message.incarnation, Spawn, Kill)
-        # if this process could not be ended in time before, its node was excluded for the rank. The
-        # process has ended now, so the node may be used again
+        # if this process could not be ended in time before, its node was excluded for other
+        # processes of the rank. The process has ended now, so the node may be used again
         job.ranks.states[message.rank].excluded_nodes.pop(message.incarnation, None)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
-        # the process was given up before, so its loss is handled already. The rank-local state in
-        # this report is still useful
+        # if the process was given up before, its loss is handled already. Only the rank-local state
+        # in this report is still useful
         if rank_state.process.stage is ProcessStage.GONE:
             rank_state.local_state.reported = message.local_state or rank_state.local_state.reported
             return None
@@ -141,9 +143,10 @@ class ProcessExits:
 
     def could_not_end(self, rank_state: RankState) -> None:
         """
-        Treat a process that its agent could not end in time as ended, without a report of its end.
-        If it still runs, it obeys no order, because orders name the incarnation of each rank. No
-        other process of this rank is started on the same node.
+        Treat a process as ended that its agent was ordered to end and has not reported as ended in
+        time. If the process still runs, it obeys no further order, because orders name the
+        incarnation of each rank. Until its end is reported, start no other process of this rank on
+        the same node.
         """
         job = self._job
         step = self._attempts.step_of(rank_state)
@@ -179,7 +182,7 @@ class ProcessExits:
             del job.succession.successors[rank_state.rank]
         else:
             return
-        if rank_state.node is not None:  # this frees a place on the node of the process
+        if rank_state.node is not None:  # the ended process has left a free place on its node
             job.nodes.room[rank_state.node] += 1
         if rank_state.rank in job.succession.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
@@ -192,9 +195,10 @@ class ProcessExits:
 
     def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
         """
-        Add a fault for the end of a process, unless it was ended because of a fault that is in the
-        incident already. If the process has left by itself too early, allow only a last checkpoint
-        or the end of the job, because another process would do the same.
+        Add a fault for the end of a process. If the incident already has the fault because of which
+        the process was ended, only add to the evidence of that fault. If the process has left by
+        itself too early, end the job, with a last checkpoint if possible, because another process
+        would leave in the same way.
         """
         evidence = message.stack or rank_state.process.terminating or _how(message.code)
         if rank_state.process.blame == "hang" and message.stopped:
@@ -219,8 +223,9 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        Return the step that the process was computing when it ended. For a replacement that has not
-        entered the loop yet, return the step that the other ranks wait to compute.
+        Return the step that the process was computing when it ended. If the process was a
+        replacement that had not entered the loop yet, return the step that the other ranks wait to
+        compute.
         """
         if message.incarnation == 0 or rank_state.repaired:
             return message.position.step + 1
@@ -228,12 +233,13 @@ class ProcessExits:
 
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
-        Handle a process that ended after the outcome of the job was decided. If the outcome is
-        `completed`, but the script of a member has failed or was ended by a signal after
-        `Session.run`, change the outcome to `failed`. If a signal came after the end of the script,
-        only add a sentence to the reason. An outcome that was announced does not change, because
-        the report is written. Ignore processes that do not hold the rank of a member, because their
-        agent ends them.
+        Handle a process that ended after the outcome of the job was decided.
+
+        If the outcome is `completed`, but the script of the rank has failed after `Session.run` or
+        was ended by a signal, change the outcome to `failed`. If a signal ended the process after
+        the script had ended, only add a sentence to the reason. Do not change an outcome that was
+        announced, because the report is written already. Ignore processes that do not hold a rank
+        that takes part in training, because their agents end them.
         """
         if not message.code or not self._job.ranks.is_current(
             rank_state.rank, rank_state.incarnation
@@ -249,8 +255,8 @@ class ProcessExits:
 
     def _noted(self, what: str) -> None:
         """
-        Append the sentence `what` to the reason of a `completed` job, unless the outcome was
-        announced already.
+        If the job is to end as `completed`, append the sentence `what` to the reason that the
+        report gives, unless the outcome was announced already.
         """
         end, state = self._job.end, self._job.state
         if state is State.EXITING and end.outcome and end.outcome.result == "completed":
@@ -265,14 +271,15 @@ class ProcessExits:
         if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
             job.end.outcome = JobOver(result="failed", code=4, why=why)
-            # limit the time to leave: the scripts of other ranks may wait forever for the lost rank
+            # limit the time that the other ranks have to leave, because their scripts may wait
+            # forever for the lost rank
             job.timing.stay(job.policy.join)
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
-        If no rank has called `tft.init` so far, handle the end of the process and return True: the
-        job ends as failed with the first process that fails, or as completed when all processes
-        have ended. Otherwise return False.
+        Handle the end of a process in a job in which no rank has called `tft.init` so far. The job
+        ends as failed when the first process fails, or as completed when all processes have ended.
+        Return True. If some rank has called `tft.init`, do nothing and return False.
         """
         if self._job.processes.joined:
             return False
@@ -292,7 +299,7 @@ class ProcessExits:
     def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
         """
         Append `evidence`, which was reported with the end of a process, to the evidence of the
-        fault for which the process was ended. Set the step of that fault to `step`.
+        fault because of which the process was ended. Set the step of that fault to `step`.
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
@@ -305,7 +312,8 @@ class ProcessExits:
 def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     """
     Return a sentence that says why no other process is started for a rank whose process has left by
-    itself before it was ready. `code` is its exit code, `was` the stage that it had reached.
+    itself before it could carry out orders. `code` is the exit code of that process, `was` the
+    stage that the process had reached.
     """
     if code:
         return f"rank {rank} left with code {code} before it took any order: its log says why"

@@ -1,5 +1,6 @@
 """
-Own the facts about the process that holds a rank, or that will take the rank over.
+Own the facts about one process of a rank. The process holds the rank, has held it, or is a
+successor that will take the rank over.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ class ProcessStage(StrEnum):
     """
 
     ABSENT = "absent"
-    """No process was ordered yet."""
+    """No agent was ordered yet to start a process for the rank."""
     ORDERED = "ordered"
-    """The agent was ordered to start the process."""
+    """The agent was ordered to start the process, and has not reported its start yet."""
     SPAWNED = "spawned"
     """The process runs. It has not called `tft.init` yet, and may never do so."""
     JOINED = "joined"
@@ -29,7 +30,8 @@ class ProcessStage(StrEnum):
 
 
 STARTING = frozenset({ProcessStage.ORDERED, ProcessStage.SPAWNED, ProcessStage.JOINED})
-"""The stages of a process that was ordered, but cannot carry out orders yet."""
+"""The stages of a process that an agent was ordered to start and that cannot carry out orders
+yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class RankProcess:
     """
 
     incarnation: int = -1
-    """The incarnation of the process that was ordered last. -1: none was ordered yet."""
+    """The incarnation of this process. -1: no process was ordered for the rank yet."""
     stage: ProcessStage = ProcessStage.ABSENT
     pid: int = 0
     started: int = 0
@@ -50,20 +52,24 @@ class RankProcess:
     this sender count for the rank."""
     spawned: float = 0.0
     """The time from which the limit for the start of the process is counted, by the clock of the
-    controller: when it was ordered or, later, reported as started."""
+    controller. First this is the time of the order to start the process. When the agent reports the
+    start, it becomes the time of that report."""
     began: float = 0.0
-    """The time at which the process was started, by the clock of its node."""
+    """The time at which the process was started, as its agent has reported it. Before that report,
+    the time of the order to start the process."""
     terminating: str = ""
-    """Why the agent was ordered to end the process. Empty: there was no such order."""
+    """Why the agent was ordered to end the process. Empty: the agent has no order to end it."""
     terminating_since: float = 0.0
     blame: str = ""
-    """The kind of fault that is recorded when the process ends. Empty: `process`."""
+    """The kind of the fault because of which the process is ended, such as `hang`. Empty: there is
+    no such fault."""
     straggles: str = ""
-    """Why a successor was started that will take the rank over from this process. Empty: none was
-    started."""
+    """Why a successor, which will take the rank over from this process, was started. Empty: no
+    successor was started."""
     invited: bool = False
-    """True if the job has already stopped once so that this process can take its rank over or come
-    back to the job. It is not tried a second time."""
+    """True if the job has already stopped training once so that this process could take its rank
+    over, or bring its rank back to the job. The job does not stop for this process a second
+    time."""
 
     @property
     def ready(self) -> bool:
@@ -74,7 +80,8 @@ class RankProcess:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Record that the ordered process has called `tft.init`. Its later reports come from `sender`.
+        Record that the process has called `tft.init` and may hold its rank. `sender` is the name on
+        the bus from which the later reports of this process come.
         """
         self.stage = ProcessStage.JOINED
         self.pid, self.started, self.sender = message.pid, message.started, sender

@@ -1,5 +1,5 @@
 """
-Own the facts that the controller knows of each rank.
+Own the facts that the controller knows about each rank.
 """
 
 from dataclasses import dataclass, field
@@ -11,34 +11,36 @@ from tft.protocol.messages import Joined, Position, Verdict
 
 START = Position(step=0, window=False)
 NOWHERE = -1
-"""The value of `LocalState.page` after the page of the rank has been lost."""
+"""The value of `LocalState.page` after the page (the shared memory) of the rank was lost."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Declared:
     """
-    What the process of a rank has declared when it joined and when it became ready.
+    What the process of a rank has declared about itself when it called `tft.init` and
+    `Session.run`.
     """
 
     address: str = ""
-    """The address from which the shards of the rank can be fetched."""
+    """The address from which other ranks can fetch the shards of this rank."""
     strategies: frozenset[str] = frozenset()
-    """The strategies that the adaptor of the rank supports."""
+    """The recovery strategies that the adaptor of the rank supports."""
     derives: bool = False
     """True if the adaptor can make the rank-local state (generators, data position) of this rank
     from a step number alone."""
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """For each shard of the rank: all ranks that train with this shard."""
+    """By shard that this rank holds: all ranks that hold this shard."""
     column: tuple[int, ...] = ()
     """The ranks of the model replica that the rank belongs to."""
     reloads: bool = False
-    """True if the rank writes checkpoints without tft, and can find the newest one itself."""
+    """True if the rank writes checkpoints without tft, and can find the newest of these checkpoints
+    itself."""
     after: float = 0.0
-    """The seconds that the functions that the rank calls after a step, such as an evaluation, may
-    take."""
+    """The rank may call functions after a step, such as an evaluation. This is the number of
+    seconds that these functions may take. 0: the rank has no such functions."""
     inexact: tuple[str, ...] = ()
-    """Sentences about what the loop of the rank does in the tail of a step (the code between the
-    update and the end of the step) and an incident cannot undo or repeat exactly."""
+    """Sentences about things that the loop of the rank does outside the update and that tft cannot
+    undo or repeat exactly after an incident."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,29 +53,29 @@ class LocalState:
     """The node with the page (memory that the rank and its agent share) to which the rank-local
     state is written in each step. None: nothing was written yet. `NOWHERE`: the page is lost."""
     since: int = 0
-    """The first step whose rank-local state can be on this page. Before that step the rank used
-    another page."""
+    """The first step whose rank-local state can be on the page that the rank uses now. Before that
+    step the rank used another page."""
     reported: dict[int, str] = field(default_factory=dict)
     """By step: the rank-local state (hexadecimal) that was reported to the controller, for example
-    by the agent after the process was lost."""
+    by the agent after it had found that the process has ended."""
     early: frozenset[int] = frozenset()
-    """The steps in `reported` whose state may be out of date: it was captured before the step had
-    ended, and the state of this rank is known to change until then."""
+    """The steps in `reported` whose state may be out of date. The state was captured before the end
+    of the step, and the state of this rank is known to change until the end of a step."""
     until: int | None = None
-    """The step after which the job continued without the rank. The rank-local state of later steps
-    must not be used. None: the rank takes part."""
+    """The step after which the job continued without the rank. Rank-local state that the rank has
+    captured in later steps must not be used. None: the rank takes part in training."""
 
     def counts(self, step: int) -> bool:
         """
-        Return True if the job can use the rank-local state that the rank captured at the end of
-        `step`.
+        Return True if the rank was part of the job at the end of `step`, so that the job can use
+        the rank-local state that the rank captured then.
         """
         return self.until is None or step <= self.until
 
     def leave_behind(self, step: int) -> None:
         """
-        Record that the job continues from the end of `step` without the rank, so its rank-local
-        state of later steps must not be used.
+        Record that the job continues from the end of `step` without this rank. Rank-local state
+        that the rank has captured in later steps must not be used.
         """
         self.until = step if self.until is None else min(step, self.until)
 
@@ -81,17 +83,18 @@ class LocalState:
 @dataclass(slots=True, kw_only=True)
 class SaveFailures:
     """
-    The parts of the last checkpoint that a rank could not write, with the reasons. An empty reason
-    means no failure.
+    What a rank could not do for the last checkpoint of the job, and why. An empty text means that
+    there was no failure.
     """
 
     write: str = ""
-    """Why the rank could not write its part."""
+    """Why the rank could not write its part of the checkpoint."""
     restore: str = ""
-    """Why the rank could not restore the copy that it was to save. It may still write its
-    rank-local state."""
+    """Why the rank could not go back to the earlier copy of its state that it was to save. The rank
+    may still write its rank-local state."""
     commit: str = ""
-    """Why the rank could not commit (complete) the checkpoint. It may still write its own part."""
+    """Why the rank could not commit (complete) the checkpoint. The rank may still write its own
+    part of the checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,21 +105,22 @@ class CheckResult:
 
     verdict: Verdict = "pass"
     finding: str = ""
-    """The sentence that the check returned. Empty: there is none."""
+    """A sentence that says what the check has found on this rank. Empty: nothing was found."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankState:
     """
     What the controller knows about a rank: its node, its process, and the training state in the
-    memory of that process. A successor of a rank has a second `RankState`.
+    memory of that process. If a successor (a second process) is started to take a rank over, the
+    successor has a `RankState` of its own.
     """
 
     rank: int
     node: int | None = None
     excluded_nodes: dict[int, int] = field(default_factory=dict)
-    """By incarnation of a process that could not be ended and may still run: its node. No other
-    process of this rank is started there."""
+    """By incarnation of a process that could not be ended and may still run: the node of the
+    process. No other process of this rank is started on that node."""
     process: RankProcess = field(default_factory=RankProcess)
     declared: Declared = field(default_factory=Declared)
     holdings: Holdings = field(default_factory=Holdings)
@@ -125,7 +129,7 @@ class RankState:
     check: CheckResult = field(default_factory=CheckResult)
     position: Position = START
     training: bool = False
-    """True while the rank is in the loop."""
+    """True while the rank is in its training loop."""
     finished: bool = False
     """True if the training function of the rank (the argument of `Session.run`) has returned."""
     repaired: bool = False
@@ -135,7 +139,7 @@ class RankState:
     @property
     def incarnation(self) -> int:
         """
-        The incarnation of the process that was ordered last, or -1 if none was.
+        The incarnation of the process of this rank, or -1 if no process was ordered yet.
         """
         return self.process.incarnation
 
@@ -149,14 +153,14 @@ class RankState:
     @property
     def able(self) -> bool:
         """
-        True if the rank can write a part of a last checkpoint.
+        True if the rank can write a part of the last checkpoint of the job.
         """
         return self.ready and not self.process.terminating and not self.failures.write
 
     def standing(self, unplaceable: str = "") -> Standing:
         """
-        Return the state of the rank in the form that the planner uses. `unplaceable` says why no
-        other process can be started for the rank; it is empty if one can be started.
+        Return what the planner of recovery strategies must know about the rank. `unplaceable` says
+        why no other process can be started for the rank, or is empty if one can be started.
         """
         return Standing(
             rank=self.rank,
@@ -175,9 +179,9 @@ class RankState:
 
     def order(self, incarnation: int, at: float) -> None:
         """
-        Reset the state for a new process with this incarnation, which was ordered at time `at`.
-        Keep what belongs to the rank and not to its process: its node, its shards, and where its
-        rank-local state can be found.
+        Reset the facts about the process of the rank, because a new process with this incarnation
+        is ordered at the time `at`. Keep what belongs to the rank and not to its process: its node,
+        its shards, and where its rank-local state can be found.
         """
         self.process = RankProcess(
             incarnation=incarnation, stage=ProcessStage.ORDERED, spawned=at, began=at
@@ -190,8 +194,8 @@ class RankState:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Record that the ordered process has called `tft.init`, and what it has declared. Its later
-        reports come from `sender`.
+        Record that the process of the rank has called `tft.init`, and what it has declared in the
+        message. `sender` is the name on the bus from which its later reports come.
         """
         self.process.join(message, sender)
         self.declared.address = message.address

@@ -1,10 +1,10 @@
 """
-Recalls the rank-local state (generators, data position) of a lost node from the node that has kept
-a copy of it.
+Recalls the rank-local state (generators, data position) of the ranks of a lost node. Another node
+has kept a copy of this state, and is ordered to report it.
 
-Each node keeps a copy for the node before it in the ring of nodes (`Nodes.keeper`). When a node is
-lost, its keeper is ordered to report these copies. The choice of a strategy waits for the answer,
-because the answer decides from which step training can continue.
+The node that keeps the copy is called the keeper (`Nodes.keeper`): the next node in the ring of all
+nodes. The choice of a recovery strategy waits for the answer of the keeper, because the answer
+decides from which step training can continue.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from tft.protocol.messages import Recall, Recalled
 
 class Recalls:
     """
-    Orders the recalls of one job, and handles the answers.
+    Orders the recalls of one job: nodes must report the rank-local state that they have kept for a
+    lost node. Also handles the answers.
     """
 
     def __init__(self, job: Job) -> None:
@@ -24,9 +25,10 @@ class Recalls:
 
     def lose(self, node: int, incarnations: dict[int, int]) -> None:
         """
-        Order the keeper of a lost node to report the rank-local state that it has kept of the ranks
-        of that node. `incarnations` has the incarnation of each rank before the loss. If the lost
-        node was itself asked to report something, do not wait for its answer any more.
+        Order the keeper of a lost node to report the rank-local state that it has kept for the
+        ranks of that node. The keeper is the node next to the lost one. `incarnations` has the
+        incarnation of each rank before the loss. If the lost node was itself a keeper that had to
+        report such state, do not wait for its answer any more.
         """
         job = self._job
         for lost, recalling in list(job.nodes.recalls.items()):
@@ -47,9 +49,10 @@ class Recalls:
 
     def take(self, message: Recalled) -> None:
         """
-        Handle the report of a keeper: store the rank-local state of one rank of a lost node. Do not
-        use the state of a step that a later rollback has undone, nor the state of a process that
-        did not hold the rank when the node was lost.
+        Handle the report of a keeper (the node that has kept state for a lost node): store the
+        rank-local state of one rank of the lost node. Ignore the state of a step that a later
+        rollback has undone. Also ignore the state of a process that did not hold the rank when the
+        node was lost.
         """
         job = self._job
         nodes = job.nodes
@@ -80,14 +83,15 @@ class Recalls:
 
     def deadlines(self) -> list[float]:
         """
-        Return the times until which the job waits for the answers to the open recalls.
+        Return the times until which the job waits for answers to recalls (orders to report the
+        rank-local state of a lost node). There is one time for each unanswered recall.
         """
         return [self._until(recalling) for recalling in self._job.nodes.recalls.values()]
 
     def expire(self) -> None:
         """
-        Stop waiting for the recalls that were not answered in time. A late answer is still used
-        until the ranks roll back.
+        Stop waiting for each recall (order to report the rank-local state of a lost node) that was
+        not answered in time. A late answer is still used until the ranks roll back.
         """
         job = self._job
         for lost, recalling in list(job.nodes.recalls.items()):

@@ -1,6 +1,7 @@
 """
-Leads a job through an incident: freeze, stop, choose a strategy, repair, rebuild, roll back,
-resume. Each move, from one state of the job to the next, is made as soon as its conditions are met.
+Leads a job through an incident. The ranks freeze and leave their loops, a recovery strategy is
+chosen, lost state is repaired, wrappers such as DDP are rebuilt, and the ranks roll back and train
+again. Each move from one state of the job to the next is made as soon as its conditions are met.
 """
 
 from dataclasses import replace
@@ -25,12 +26,12 @@ from tft.protocol.messages import (
 S = State
 
 WITH_NEW_PROCESSES = ("recover", "scale_out")
-"""The strategies in which a new process is started for a lost rank."""
+"""The recovery strategies in which a new process is started for a lost rank."""
 
 
 class Recovery:
     """
-    Makes the moves of one job from state to state, in its incidents and while it trains.
+    Moves one job from each state to the next, in its incidents and while it trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -47,8 +48,8 @@ class Recovery:
 
     def advance(self) -> bool:
         """
-        Make the next move of the job if its conditions are met. Return True if a further move may
-        be possible at once, so that the caller must call this again.
+        Move the job to its next state if the conditions for this are met. Return True if a further
+        move may be possible at once, so that the caller must call `advance` again.
         """
         job = self._job
         match job.state:
@@ -59,7 +60,8 @@ class Recovery:
             case S.CLEARING if job.answered_all("stop"):
                 return self._compare()
             case S.CHOOSING if job.timing.deadline is None and not job.unsettled():
-                # the choice was put off until processes had ended and lost nodes' state was known
+                # the choice of a strategy had to wait until processes had ended and the rank-local
+                # state of lost nodes was reported
                 self.choice.consider()
                 return True
             case S.CHOOSING if job.timing.expired and not job.unsettled():
@@ -89,7 +91,7 @@ class Recovery:
 
     def _resuming(self) -> bool:
         """
-        Close the incident or the pause when every member has trained one more step.
+        Close the incident or the pause when every rank that takes part has trained one more step.
         """
         job = self._job
         if job.training.trained.issuperset(job.ranks.members):
@@ -99,13 +101,14 @@ class Recovery:
 
     def _await_the_last(self) -> None:
         """
-        When the first rank has finished training, set a deadline for the others. They should finish
-        soon; without a deadline the job would wait forever for a rank that sends no reports.
+        When the first rank has finished training, set a deadline for the other ranks, which should
+        finish soon. Without this deadline the job would wait forever for a rank that sends no
+        reports.
         """
         job = self._job
         if job.training.finished and job.timing.deadline is None:
-            # ranks may still run functions after the last step, such as an evaluation: add the
-            # longest time that a rank has announced for such functions
+            # ranks may still run functions after the last step, such as an evaluation. So add the
+            # longest time that any rank has announced for such functions
             job.timing.stay(
                 job.policy.tail
                 + max(rank_state.declared.after for rank_state in job.ranks.member_states())
@@ -113,9 +116,10 @@ class Recovery:
 
     def _healthy(self) -> None:
         """
-        Look for something to do while the job is healthy. End the job if all members have finished.
-        Otherwise begin a pause that was requested earlier, or let successors take over, or let
-        ranks come back.
+        Look for something to do while the job is healthy. If all ranks that take part have finished
+        training, end the job. If only some have finished, set a deadline for the others. Otherwise
+        begin a pause that was requested earlier, let successors take over ranks, or let ranks that
+        have left the job come back.
         """
         job = self._job
         if job.training.finished.issuperset(job.ranks.members):
@@ -130,21 +134,21 @@ class Recovery:
 
     def _finish(self) -> None:
         """
-        End the job, because all members have finished. If copies were compared slice by slice,
-        first compare the whole copies, because the slices that were not digested in the last steps
-        may differ.
+        End the job, because all ranks that take part have finished training. If the copies of
+        shards were compared slice by slice during training, first compare the whole copies. They
+        may differ in slices that were not compared in the last steps.
         """
         job = self._job
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # ranks do not compare twice in the same round
+        job.incident.round += 1  # ranks do not digest their copies twice in the same round
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:
         """
-        End the job if the copies of all members are equal. Otherwise open an incident, which
-        decides which copies are right.
+        End the job if all copies of each shard are equal when all ranks have finished training.
+        Otherwise open an incident, in which the job finds out which copies are right.
         """
         differ = self.comparison.at_the_end()
         for seen in differ:
@@ -154,16 +158,16 @@ class Recovery:
 
     def _take_opportunity(self) -> None:
         """
-        Stop the job to let successors take over, or to let ranks come back, if they are ready. This
-        is tried once for each process, because an attempt that failed would fail again. It is not
-        tried if the job has reached `policy.max_incidents`, because the next incident would end the
-        job.
+        Stop training if successors are ready to take over, or if ranks that have left the job are
+        ready to come back. Stop only once for each such process, because an attempt that has failed
+        would fail again. Do not stop if the job has had `policy.max_incidents` incidents, because
+        the next incident would end the job.
 
-        Successors take over when all members wait at the same step boundary, so no step is
+        Successors take over while all ranks wait at the same step boundary, so no step is
         interrupted.
         """
         job = self._job
-        # `warm` does not return successors that could not take over before: these are being ended
+        # `warm` leaves out successors that have failed to take over before: these are being ended
         warm = job.succession.warm()
         back = [
             job.ranks.states[r]
@@ -185,8 +189,8 @@ class Recovery:
 
     def _stop_for(self, warm: list[RankState]) -> None:
         """
-        Open an incident in which the successors in `warm` take over their ranks. Call this when all
-        members wait at a step boundary.
+        Open an incident in which the successors in `warm` (processes that are ready to replace
+        others) take over their ranks. Call this when all ranks wait at a step boundary.
         """
         job = self._job
         for successor in warm:
@@ -208,13 +212,14 @@ class Recovery:
             job.see(rank_state)
         self.attempts.locate()
         if job.history.lost and incident.progress.furthest:
-            # a rank has completed a step, so the ranks have trained. The events that showed this
-            # may be among the lost ones
+            # events of the job are lost, perhaps those that showed that the ranks had begun to
+            # train. But a rank has completed a step, so they have trained
             job.training.untrained = False
         for rank in incident.faulty() - self._only_switched():
             job.count(rank)
-        # the step that all ranks finish before they leave their loops. A rank that has begun its
-        # update has completed all its all-reduces, so every other rank can complete them too
+        # `finish` is the step that all ranks finish before they leave their loops: the highest step
+        # whose update any rank has begun. That rank has completed all all-reduces of the step, so
+        # every other rank can complete them too
         finish = incident.progress.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.timing.now, incident.suspicion)
@@ -224,10 +229,12 @@ class Recovery:
         if to:
             grace, longer = job.policy.grace, 0.0
             if {fault.kind for fault in incident.faults} == {"straggler"}:
-                # no rank is lost, so collectives that were begun will complete: give them more time
+                # all faults are slow ranks (stragglers). No rank is lost, so collectives that were
+                # begun will complete: give them more time
                 grace, longer = job.policy.stop, job.policy.grace
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
-            # each rank digests its copies as soon as it has left its loop, while others still leave
+            # order the comparison of copies already now. So each rank digests its copies as soon as
+            # it has left its loop, while other ranks are still leaving theirs
             holders = self.comparison.will_hold(to, finish)
             if holders:
                 job.issue(Compare(**job.key(), to=holders), longer=inf)
@@ -235,14 +242,14 @@ class Recovery:
 
     def _compare(self) -> bool:
         """
-        When all ranks have left their loops and digested their copies of the shards, judge the
-        copies and begin the choice of a strategy. Return True if the choice has begun.
+        When all ranks have left their loops and digested their copies of the shards, compare the
+        copies and begin the choice of a recovery strategy. Return True if the choice has begun.
         """
         job = self._job
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
-            # some ranks leave their loops late, such as those that evaluate: the time in which the
-            # ranks must have digested their copies begins when the last one has left its loop
+            # all ranks have left their loops, and some still digest their copies. The time limit
+            # for digesting begins only now, because ranks that evaluate leave their loops late
             job.limit("compare")
             return False
         if job.unsettled():
@@ -250,20 +257,21 @@ class Recovery:
         holders = self.comparison.holders()
         asked = {rank for order in task.orders for rank in order.to} if task else set()
         if not asked.issuperset(holders):
-            # a rank came to hold a copy after the others were asked. The others answer again,
-            # without digesting their copies again
+            # after the first ranks were asked to digest their copies, another rank has turned out
+            # to be a holder. Ask all holders. Those that were asked before send their digests again
             job.issue(Compare(**job.key(), to=holders))
             return False
         self.comparison.judge()
-        if asked:  # copies were compared, so the initial states need no comparison of their own
+        if asked:  # copies were compared, so do not compare the initial states separately later
             job.training.began = True
         self.choice.consider()
         return True
 
     def _only_switched(self) -> frozenset[int]:
         """
-        Return the ranks that are in this incident only because of a request to switch them to other
-        processes. The incident is not counted against them, because they have not failed.
+        Return the ranks that are named in this incident only because an operator or a program has
+        asked to move them to other processes. The incident is not counted against these ranks,
+        because they have not failed.
         """
         job = self._job
         others = {fault.rank for fault in job.incident.roots() if fault.kind != "straggler"}
@@ -271,9 +279,9 @@ class Recovery:
 
     def _terminate_suspects(self) -> None:
         """
-        End the suspects: if no rank makes progress, the ranks that do not wait for other ranks are
-        suspected to hang. If all ranks are suspected, end none of them, because then it is not
-        known which rank hangs.
+        End the processes of the ranks that are suspected to hang. If no rank makes progress, these
+        are the ranks that do not wait for other ranks. If all ranks are suspected, end none of
+        their processes, because then it is not known which rank hangs.
         """
         job = self._job
         suspects = [
@@ -292,9 +300,10 @@ class Recovery:
 
     def lost(self, *rank_states: RankState) -> None:
         """
-        Handle ranks that have lost their processes. If a rank has a successor, the successor takes
-        over. Otherwise another process is started at once, before a strategy is chosen, because
-        the start of a process is the longest part of an incident.
+        Handle ranks that have lost their processes. If a successor (a second process) runs for a
+        rank, the successor takes over. Otherwise start another process if that may help. Start it
+        at once, before a recovery strategy is chosen, because the start of a process is the longest
+        part of an incident.
         """
         job = self._job
         before = [
@@ -328,8 +337,8 @@ class Recovery:
 
     def _is_awaited(self) -> bool:
         """
-        Return True if the adaptors of all ranks that still have a process support one of the
-        strategies that need a new process. Otherwise starting one would be useless.
+        Return True if there is a strategy with new processes that the adaptors of all remaining
+        ranks support. If there is none, it is useless to start another process for a lost rank.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
@@ -339,8 +348,9 @@ class Recovery:
 
     def _replace_node(self, rank_state: RankState, node: int | None) -> None:
         """
-        End all other processes on the node of a lost rank, so that they are replaced as well
-        (`policy.replace` is `node`). Keep them if the last sound copy of some shard would be lost.
+        End all other processes on the node of a lost rank, so that they are replaced as well. Call
+        this if `policy.replace` is `node`. Do not end the processes if the last trusted copy of a
+        shard would be lost with them.
         """
         if "recover" not in self._job.policy.enable:
             return
@@ -352,28 +362,31 @@ class Recovery:
             self._job.tell("node_kept", node=node, why=f"no other rank has shard {alone[0]!r}")
         else:
             for other in others:
-                # this rank has not failed, so this incident must not be counted against it
+                # the rank `other` has not failed, so do not count this incident against it
                 self._job.incident.turnover.counted.add(other.rank)
                 self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
 
     def replan(self) -> None:
         """
-        Choose the strategy again, because a fault has joined the incident. Do nothing in states
-        other than CHOOSING, AWAITING and DUMPING: no choice has begun, or a new round begins.
+        Choose the recovery strategy again, because a fault was added to the incident. In the state
+        DUMPING, plan the last checkpoint again if needed. In states other than CHOOSING, AWAITING
+        and DUMPING do nothing, because the choice has not begun yet or a new round begins.
         """
         if self._job.fault_reaction is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
             self.shutdown.replan()
         else:
-            # judge the copies again, because a rank whose copy decided the comparison may be lost
+            # compare the copies again, because a rank whose copy decided the last comparison may
+            # be lost now
             self.comparison.judge()
             self.choice.consider()
 
     def _blame_device(self) -> None:
         """
-        For each refused update whose cause is the device of a single rank, name that rank in the
-        fault, and count the incident against it.
+        Find the updates that ranks have refused in this incident because the device of a single
+        rank computed wrong numbers. Name that rank in the fault, and count the incident against
+        the rank.
         """
         job, incident = self._job, self._job.incident
         job.training.refusals.over()
@@ -393,7 +406,7 @@ class Recovery:
         job.move(S.HEALTHY)
         if incident.closed is not None:
             self.takeover.dismiss()
-            return True  # a pause has ended: the last incident was closed before
+            return True  # a pause has ended, and there is no open incident to close
         for rank_state in job.ranks.states.values():
             began = incident.turnover.began_with.get(rank_state.rank)
             if began is not None:

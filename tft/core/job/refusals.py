@@ -1,6 +1,6 @@
 """
-Own what is known about updates that the ranks have refused to apply because of their numbers (NaN,
-Inf or a spike), and find out the cause: the data or the model, or a device.
+Own what is known about refused updates: ranks have not applied them, because their numbers were bad
+(NaN, Inf or a spike). Find out the cause: the data or the model, or a device.
 """
 
 from dataclasses import dataclass, field
@@ -11,56 +11,61 @@ from tft.protocol.messages import StepNumbers
 Cause = Literal["data or model", "device", "unknown"]
 
 MOST_SKIPS = 3
-"""How many times the batches of one step are replaced by the next ones. If the update is still
-refused, the cause is not the data: the model has diverged, or a device always fails."""
+"""How many times the batches of one step are left out and replaced by the next batches. If the
+update is still refused after that, the cause is not the data: the model has diverged, or a device
+always fails."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RefusedStep:
     """
-    One step whose update was refused, with all attempts to compute it from the same batches.
+    One step whose update ranks have refused, with all attempts to compute the step from the same
+    batches.
     """
 
     step: int
     attempts: list[dict[int, StepNumbers]] = field(default_factory=list)
-    """One entry for each attempt to compute the step: by rank, the digests of what it has computed.
-    """
+    """One entry for each attempt to compute the step: by rank, the digests of what the rank has
+    computed."""
     refused: int = 0
-    """How many of the attempts were refused."""
+    """In how many of the attempts the update was refused."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """By rank: why it has refused the update, in the last attempt that was refused."""
+    """By rank: why the rank has refused the update in the last attempt with a refusal."""
     skipped: int = 0
-    """How many batches were left out because the update was refused."""
+    """How many batches of this step will be left out, because the update was refused."""
 
     @property
     def batches(self) -> int:
         """
-        How many batches each rank takes in this step.
+        How many data batches each rank consumes in this step.
         """
         return max((each.batches for one in self.attempts for each in one.values()), default=1)
 
     @property
     def changed(self) -> tuple[int, ...]:
         """
-        The ranks whose own losses or gradients were not the same in all attempts.
+        The ranks whose own losses or gradients (before the all-reduce) were not the same in all
+        attempts to compute the step.
         """
         return tuple(sorted(rank for rank, own in self._own().items() if len(own) > 1))
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """
-        The ranks whose device is the cause, because they computed different numbers from the same
-        state and batch. Empty if this is so for all of several ranks: then the computation cannot
-        be repeated bit for bit, and different numbers show nothing about a device.
+        The ranks whose device is the cause of the refusal, because they computed different numbers
+        from the same state and batch. If all of several ranks did so, the result is empty: the
+        training itself does not repeat bit for bit, so different numbers do not point to a device.
         """
         return () if self._inexact() else self.changed
 
     @property
     def cause(self) -> Cause:
         """
-        The cause of the refusal, from a comparison of the attempts, which begin with the same state
-        and the same batch. If they give the same numbers, the cause is the data or the model. If
-        they give different numbers, the cause is a device.
+        The cause of the refusal. It follows from a comparison of the attempts to compute the step,
+        which all begin with the same state and the same batch. If all attempts give the same
+        numbers, the cause is the data or the model. If they give different numbers, the cause is a
+        device. The cause is unknown if there are no two attempts to compare, or if training does
+        not repeat bit for bit.
         """
         compared = self._own()
         if not compared or self._inexact():
@@ -76,9 +81,9 @@ class RefusedStep:
 
     def _own(self) -> dict[int, set[str]]:
         """
-        Return the digests of what each rank has computed alone in the refused step, before the
-        all-reduce (losses and gradients), without duplicates. Ranks that have computed the step
-        only once are left out.
+        Return, by rank, the set of digests of what the rank has computed alone in the refused step:
+        its losses and gradients before the all-reduce. A rank with the same numbers in all attempts
+        has one digest. Ranks that have computed the step only once are left out.
         """
         found: dict[int, list[str]] = {}
         for attempt in self.attempts:
@@ -90,25 +95,26 @@ class RefusedStep:
 @dataclass(slots=True, kw_only=True)
 class Refusals:
     """
-    The refused updates of a job.
+    The updates that ranks of a job have refused to apply because of their numbers.
     """
 
     present: RefusedStep | None = None
-    """The refused step that is computed again, with its present batches. None: there is none."""
+    """The step whose update was refused and that is computed again. None: there is no such step."""
     under_way: bool = False
-    """True if some rank has reported numbers of the present attempt. Each order to enter the loop
-    begins a new attempt."""
+    """True if any rank has reported what it has computed in the present attempt. Each order to
+    enter the training loop begins a new attempt."""
     refusing: bool = False
-    """True if the present attempt was refused."""
+    """True if any rank has refused the update in the present attempt."""
     skips: dict[int, int] = field(default_factory=dict)
-    """By step: how many batches are left out before it is computed."""
+    """By step: how many batches the ranks leave out before they compute the step."""
     times: dict[int, int] = field(default_factory=dict)
-    """By step: how many times batches were left out before it."""
+    """By step: how many times it was decided to leave out further batches before the step."""
 
     def refuse(self, rank: int, step: int, numbers: StepNumbers, why: str) -> bool:
         """
-        Record that a rank has refused the update of `step`. `numbers` has the digests of what it
-        has computed, `why` the reason. Return True if this is the first refusal in this attempt.
+        Record that a rank has refused the update of `step`. `numbers` has the digests of what the
+        rank has computed, `why` is the reason of the refusal. Return True if no other rank has
+        refused the update before in the present attempt to compute the step.
         """
         if self.present is None or self.present.step != step:
             self.present, self.under_way, self.refusing = RefusedStep(step=step), False, False
@@ -123,8 +129,8 @@ class Refusals:
 
     def trained(self, rank: int, step: int, numbers: StepNumbers | None) -> None:
         """
-        Record what a rank has computed in `step`, whose update it has applied. Steps other than the
-        refused one are ignored.
+        Record what a rank has computed in `step`, whose update the rank has applied. Do this only
+        for the step whose update was refused before, and ignore all other steps.
         """
         if self.present is not None and self.present.step == step and numbers is not None:
             self._attempt(self.present)[rank] = numbers
@@ -137,16 +143,17 @@ class Refusals:
 
     def resumed(self) -> None:
         """
-        Record that the members enter the loop again, so that their next reports belong to a new
-        attempt.
+        Record that the ranks enter the training loop again. Their next reports belong to a new
+        attempt to compute the refused step.
         """
         self.under_way = self.refusing = False
         if self.present is not None and self.present.skipped:
-            self.present = None  # the next attempt has another batch
+            self.present = None  # the step gets other batches now, so begin a new record of it
 
     def leave_out(self, record: RefusedStep) -> None:
         """
-        Record that the batches of a refused step are left out whenever the step is computed again.
+        Record that the batches with which the update of a step was refused are left out when the
+        step is computed again.
         """
         record.skipped = record.batches
         self.skips[record.step] = self.skips.get(record.step, 0) + record.skipped
@@ -154,9 +161,9 @@ class Refusals:
 
     def returns_to(self, step: int) -> int:
         """
-        Record that all members continue from the end of `step`. Return how many batches they must
-        leave out before the next step. Forget the batches to leave out at steps after that: they
-        are left out again only if those steps are refused again.
+        Record that all ranks continue from the end of `step`. Return how many batches they must
+        leave out before the step after it. Forget which batches were left out before later steps:
+        these batches are left out again only if the updates of those steps are refused again.
         """
         for known in (self.skips, self.times):
             for later in [each for each in known if each > step + 1]:
@@ -165,6 +172,7 @@ class Refusals:
 
     def over(self) -> None:
         """
-        Record that the incident is over: all members have trained one more step.
+        Record that the incident with the refused update is over, because all ranks have trained one
+        more step.
         """
         self.present = None

@@ -16,16 +16,18 @@ class Pause:
     """
 
     request: PauseRequested | None = None
-    """The pause that is under way, or that will begin when the job is healthy. None: no pause."""
+    """The request for the pause that is under way, or that will begin when the job is healthy.
+    None: there is no pause."""
     result: str = ""
     """The result of the last check of links and devices: `passed`, or a sentence that says what was
-    found. Empty: no check has ended yet, or a new pause was requested since."""
+    found. Empty: no check has ended yet, or a new pause has begun since."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JobEnd:
     """
-    The end of a job: who has asked for it, the outcome, and the orders to the nodes.
+    The end of a job: the request to end it, the outcome of the job, and the last orders to the
+    nodes.
     """
 
     stop: StopRequested | None = None
@@ -33,5 +35,6 @@ class JobEnd:
     outcome: JobOver | None = None
     """How the job ends. None: this is not decided yet."""
     orders: list[Order] = field(default_factory=list)
-    """The orders to the nodes to end all their processes. If the job completes, they are given only
-    when the ranks have left; otherwise as soon as the outcome is decided."""
+    """The orders to the nodes to end all their processes. If the job is completed, these orders are
+    given only when the ranks have left. If the job ends in another way, they are given as soon as
+    the outcome is decided."""

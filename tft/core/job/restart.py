@@ -1,6 +1,6 @@
 """
-Brings all members of a job back to training: lets them repair their state, form process groups,
-rebuild their wrappers (such as DDP), roll back, and resume.
+Brings the ranks of a job back to training in an incident: lets them repair their state, form
+process groups, rebuild their wrappers (such as DDP), roll back, and enter their loops again.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ S = State
 
 class Restart:
     """
-    Brings the members of one job back to training.
+    Brings the members of one job (the ranks that take part in training) back to training.
     """
 
     def __init__(
@@ -50,9 +50,10 @@ class Restart:
 
     def start(self) -> bool:
         """
-        When every member can carry out orders, plan the repair and begin it: form the process
-        groups, and copy the state that ranks lack. If no strategy is chosen, begin the choice.
-        Return True if another move of the job may be possible at once.
+        When every rank that takes part can carry out orders, plan the repair and begin it: order
+        the ranks to form process groups and to copy the state that they lack. If no recovery
+        strategy is chosen, begin the choice instead. Return True if another move of the job may be
+        possible at once.
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
         if decision.plan is None:
@@ -78,11 +79,12 @@ class Restart:
 
     def _all_there(self) -> bool:
         """
-        Return True if every member can carry out orders, nothing about the remaining state is still
-        unknown (`Job.unsettled`), and the waiting time before another attempt is over.
+        Return True if every rank that takes part can carry out orders, if it is known which
+        training state is left in the job, and if the waiting time before another attempt is over.
         """
         job = self._job
-        # a cheap test comes first, because the test of every member is slow in a large job
+        # first see whether any process is still starting. This test is cheap, and the test of every
+        # rank below is slow in a large job
         if job.waits_for_starters():
             return False
         waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
@@ -108,8 +110,8 @@ class Restart:
         )
         job.issue(regroup)
         if step is None:
-            # the ranks will find and load a checkpoint themselves. They do so when the process
-            # groups are formed, because they may need the groups for it
+            # the ranks will find and load a checkpoint themselves (order `reload`). That order
+            # comes when the process groups are formed, because the ranks may need the groups for it
             return
         if repair.load:
             forget_tails(job, step)
@@ -135,9 +137,10 @@ class Restart:
 
     def repaired(self) -> None:
         """
-        When every member has carried out the repair, order the ranks to build their wrappers. If
-        the plan names no step, first order them to find and load a checkpoint that they write
-        without tft. If the copies are not equal after the repair, a new round begins instead.
+        When every rank has carried out the repair, order the ranks to build their wrappers, such as
+        DDP. If the recovery plan names no step, first order the ranks to find and load a checkpoint
+        that they have written without tft. If the copies of a shard are not equal after the repair,
+        begin a new round of the incident instead.
         """
         job, incident = self._job, self._job.incident
         if incident.progress.step is None and "reload" not in incident.tasks:
@@ -145,7 +148,8 @@ class Restart:
             return
         why_not = self._found() if incident.progress.step is None else ""
         if why_not:
-            # do not try these strategies again: the ranks would find the same checkpoint
+            # the checkpoint that the ranks have found cannot be used. Do not try the strategies
+            # with such a checkpoint again: the ranks would find the same checkpoint
             incident.decision.failed |= dict.fromkeys(RELOADING, why_not)
             self._attempts.freeze()
             return
@@ -154,15 +158,15 @@ class Restart:
             return
         longer = 0.0
         if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
-            # a rank without state gets it while the wrappers are built. Copying a large state takes
-            # longer than building wrappers, so allow the time of a repair
+            # a rank has no training state and gets it while the wrappers are built. Copying a large
+            # state takes longer than building wrappers, so allow as much time as for a repair
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
 
     def _reload(self) -> None:
         """
-        Order every member to find and load the newest of the checkpoints that the ranks write
-        without tft.
+        Order every rank that takes part to find and load the newest of the checkpoints that the
+        ranks write without tft.
         """
         job = self._job
         job.search()
@@ -170,8 +174,9 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Check the checkpoint that the members have found and loaded. If it can be used, record its
-        step as the one to continue from and return "". Otherwise return a sentence that says why.
+        Check the checkpoint that the ranks have found and loaded by themselves. If it can be used,
+        record that training continues from its step, and return "". Otherwise return a sentence
+        that says why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -193,8 +198,8 @@ class Restart:
                 f"the ranks have found a checkpoint of step {step}, and all state after step "
                 f"{incident.spread.firm} may be wrong"
             )
-        # a checkpoint of a later step than any rank has begun is of another run. This is not
-        # checked if all members have lost their processes, because then no rank knows how far the
+        # if no rank had begun the step of the checkpoint, the checkpoint is of another run. Do not
+        # check this if all ranks have lost their processes, because then nobody knows how far this
         # run had come
         if (
             incident.progress.begun < step
@@ -214,9 +219,9 @@ class Restart:
 
     def rebuilt(self) -> None:
         """
-        When every member has built its wrapper, go on to the rollback. Before that, compare the
-        initial states of the ranks, once in a job. It is done here because building wrappers such
-        as DDP may make these states equal.
+        When every rank has built its wrapper, such as DDP, go on to the rollback. Once in a job,
+        first compare the initial states of the ranks. They are compared only now, because building
+        the wrappers may make them equal.
         """
         job = self._job
         job.training.untrained = False
@@ -257,10 +262,11 @@ class Restart:
 
     def _leave_behind(self, step: int) -> None:
         """
-        Make sure that no later incident uses the copies and the rank-local state that ranks outside
-        the job have of steps after `step`, because the members compute these steps again. If such a
-        rank left its loop in the tail of a step (the code after the update), its copy is not used
-        either, because the members may have come further in that tail.
+        Make sure that later incidents do not use out-of-date state of ranks that do not take part
+        in training. The other ranks continue from the end of `step` and compute later steps again.
+        So do not use copies and rank-local state of steps after `step`. If a rank that does not
+        take part left its loop in the tail of a step (the code after the update), do not use its
+        copies at all, because other ranks may have come further in that tail.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
@@ -273,10 +279,10 @@ class Restart:
 
     def _skip(self, step: int) -> int:
         """
-        Return the number of data batches to skip after `step`. This is the largest of the number
-        that a plugin has advised, the number for refused updates and, with `policy.skip_batch`, the
-        number up to the last numeric fault. A second rollback to the same step in this incident
-        skips the same number.
+        Return the number of data batches that all ranks skip after `step`. It is the largest of
+        three numbers: the number that a recovery plugin has advised, the number for refused updates
+        and, if `policy.skip_batch` is True, the number of steps up to the last numeric fault. If
+        the ranks roll back to the same step again in this incident, they skip the same number.
         """
         incident = self._job.incident
         refused = self._job.training.refusals.returns_to(step)
@@ -292,8 +298,9 @@ class Restart:
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
         Return the ranks that must make their rank-local state (generators, data position) anew from
-        the number `step` alone, because no captured state of this step is left or can be used. Log
-        this, and add a reservation, because training then does not continue bit for bit.
+        the number `step` alone, because no usable captured state of this step is left. If there are
+        such ranks, log it and add a sentence to the incident report, because training then does not
+        continue bit for bit.
         """
         job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
@@ -314,8 +321,8 @@ class Restart:
 
     def resume(self) -> None:
         """
-        Order all members to enter their loops at the step after the agreed one, and forget what was
-        only valid during the repair.
+        Order all ranks that take part to enter their training loops at the step after the one to
+        which they have returned. Also forget facts that were valid only during the incident.
         """
         job = self._job
         job.training.trained = set()
@@ -336,9 +343,11 @@ class Restart:
 
     def _note_compared(self) -> None:
         """
-        Record that all copies were equal at the end of the agreed step. If a member could not read
-        a shard that other members hold too, its copy was not compared. Then record instead that no
-        step after the agreed one counts as compared, and add a reservation.
+        Record that all copies were equal at the end of the step to which all ranks have returned.
+
+        If a rank could not read a shard that other ranks hold too, its copy was not compared. Then
+        only record that no later step counts as compared, and add a reservation (a reason why
+        training may not continue exactly) to the incident report.
         """
         job, step = self._job, self._job.incident.progress.agreed
         unread = self._comparison.unread()
@@ -353,18 +362,23 @@ class Restart:
 
     def _called_again(self) -> bool:
         """
-        Return True if all ranks must call the functions that are registered to be called after a
-        step once more for the agreed step. This is so if some rank, alive or lost, may not have
-        completed them or may have called them with a wrong copy. If that is unknown, as for a rank
-        that was lost with its node or for an earlier run of a resumed job, return True as well.
+        Return True if all ranks must once more call the functions that the script has registered to
+        be called after a step, such as an evaluation. The step is the one to which all ranks have
+        returned.
+
+        The functions must be called again if any rank, alive or lost, may not have completed them
+        or may have called them with a wrong copy of the state. They are also called again if this
+        is not known, as for a rank that was lost with its node, or at the step of the checkpoint
+        from which the job was started.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(
             rank_state.declared.after for rank_state in job.ranks.member_states()
         ):
             return False
-        # at the step from which the job started, it is unknown whether an earlier run has called
-        # the functions. After a corruption, they may have been called with a wrong copy
+        # at the step of the checkpoint from which the job started, it is unknown whether the
+        # earlier run has called the functions. After a `corruption` fault, ranks may have called
+        # the functions with a wrong copy of the state
         if step == job.training.first or any(f.kind == "corruption" for f in incident.faults):
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()

@@ -1,5 +1,6 @@
 """
-Ends a job: with a last checkpoint by the survivors, as completed, or without saving.
+Ends a job: after the remaining ranks have written a last checkpoint, because training is completed,
+or without saving anything.
 """
 
 from tft.core.job.commands import JobOver
@@ -23,7 +24,7 @@ FINISHED = "every rank has finished"
 
 class Shutdown:
     """
-    Ends one job.
+    Ends one job, and has the last checkpoint written if one is needed.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,8 +34,9 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan a last checkpoint and begin to write it. If one is planned already, plan it again with
-        the ranks that can still write. If no last checkpoint is possible, end the job as failed.
+        Plan the last checkpoint of the job and begin to write it. If it is planned already, plan it
+        again with the ranks that can still write. If no last checkpoint is possible, end the job as
+        failed.
         """
         job, incident = self._job, self._job.incident
         failed = {
@@ -54,8 +56,8 @@ class Shutdown:
             incident.decision.tried.append(("dump", why))
             incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
-        # if the checkpoint is planned again, `policy.save_copies` is ignored: each shard is written
-        # only once
+        # if the checkpoint is planned again, each shard is written only once, even if
+        # `policy.save_copies` asks for all copies
         again = job.state is S.DUMPING
         incident.round += again
         job.move(S.DUMPING)
@@ -86,8 +88,8 @@ class Shutdown:
 
     def _standings(self) -> dict[int, Standing]:
         """
-        Return the state of each rank in the form that the planner uses, without the ranks that have
-        failed to write their part of the last checkpoint.
+        Return what the planner of the last checkpoint must know about each rank. Leave out ranks
+        that have failed to write their part of the checkpoint.
         """
         return {
             s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
@@ -95,7 +97,7 @@ class Shutdown:
 
     def replan(self) -> None:
         """
-        Plan the last checkpoint again if the plan needs a rank that is lost.
+        Plan the last checkpoint again if the plan needs a process that is lost.
         """
         if self._misses_somebody():
             self.dump()
@@ -103,9 +105,10 @@ class Shutdown:
     def _misses_somebody(self) -> bool:
         """
         Return True if a process that must write or commit the last checkpoint cannot do so any
-        more, even if another process holds its rank now. The rank need not be a member. When all
-        files are written, only the rank that commits the checkpoint is needed: files that were
-        written again would be mixed with the complete set.
+        more. This is so even if another process holds its rank now. When all files are written,
+        only the rank that commits the checkpoint is still needed. If another rank is lost then, the
+        checkpoint is not planned again, because files that were written again would be mixed with
+        the complete set.
         """
         job, asked = self._job, self._job.incident.last_checkpoint.incarnations
         commit = job.incident.tasks.get("commit")
@@ -119,7 +122,7 @@ class Shutdown:
 
     def _save(self, plan: SavePlan) -> None:
         """
-        Order every rank that has a part in the plan to write it.
+        Order every rank to which the plan of the last checkpoint gives a part to write this part.
         """
         job, step = self._job, plan.step
         orphans = {
@@ -145,17 +148,20 @@ class Shutdown:
 
     def advance_dump(self) -> None:
         """
-        Make the next move of the last checkpoint: all writers save, then one rank commits, then the
-        job ends.
+        Take the next step towards the last checkpoint, if its conditions are met: first all writers
+        save their parts, then one rank commits (completes) the checkpoint, then the job ends.
         """
         job = self._job
         if job.nodes.recalls:
-            # a node still has to report rank-local state of a lost node, which the checkpoint needs
+            # a node still has to report the rank-local state that it has kept for a lost node. This
+            # state belongs into the checkpoint
             return
         if job.processes.terminating():
-            return  # wait for the ends of these processes, because then the checkpoint may change
-        # plan again if a writer is lost. Only this call notices the loss of a writer that is no
-        # member
+            # some processes are being ended. Wait for their ends, because these may change the plan
+            # of the checkpoint
+            return
+        # plan the checkpoint again if a writer is lost. Only this call notices the loss of a writer
+        # that does not take part in training
         self.replan()
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
@@ -199,10 +205,10 @@ class Shutdown:
 
     def complete(self, doubt: str = "") -> None:
         """
-        End the job as completed: every member has finished. `doubt` is a sentence about copies that
-        were not compared at the end.
+        End the job as completed, because every rank that takes part has finished training. `doubt`
+        is a sentence about copies that were not compared at the end, or an empty text.
         """
-        # periodic checkpoints that are incomplete now stay so, because no rank writes any more
+        # periodic checkpoints that are incomplete now stay incomplete: no rank writes any more
         self._job.leave_unfinished(self._job.training.last_step + 1)
         self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
 
@@ -241,8 +247,8 @@ class Shutdown:
 
     def dismiss(self, rank: int) -> None:
         """
-        Order the process that has just joined as `rank` to end, if the job is ending and has not
-        completed.
+        Order the process that has just joined the job as `rank` to end. Do so only if the job is
+        ending and is not completed; otherwise do nothing.
         """
         job = self._job
         outcome, task = job.end.outcome, job.incident.tasks.get("end")
@@ -252,8 +258,9 @@ class Shutdown:
 
     def end(self) -> None:
         """
-        End the job, because all ranks have left or their time to leave is over. Raises
-        `InternalError` if the outcome was not decided before.
+        End the job, because all ranks have left or their time to leave is over: order the nodes to
+        end what is left, and return the outcome. Raises `InternalError` if the outcome was not
+        decided before.
         """
         job = self._job
         job.incident.tasks = {}

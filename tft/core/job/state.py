@@ -1,6 +1,6 @@
 """
-Own all facts that the controller knows about a job, and the small operations on them that the
-modules with the decisions share. No decision is made here.
+Own all facts that the controller knows about a job, and small operations on these facts. The other
+modules of the job machine share the operations. No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from tft.protocol.messages import (
 
 class Job:
     """
-    The state of one job of `world` ranks. Only the job machine and its parts change it.
+    The facts about one job of `world` ranks. Only the job machine and its parts change them.
     """
 
     def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
@@ -42,7 +42,8 @@ class Job:
         self.policy = policy
         self.state = State.AWAITING
         self.said: list[Command] = []
-        """The commands that the machine will return for the event that is being handled."""
+        """The commands that the job machine will return to the controller for the event that is
+        being handled."""
         self.timing = Timing(now=at, led=at)
         self.ranks = Ranks.of(world)
         self.succession = Succession()
@@ -51,7 +52,7 @@ class Job:
         self.checkpoints = Checkpoints.of(origin)
         self.training = Training.of(origin)
         self.incident = Incident(number=0, opened=at, decision=Decision(plan=START))
-        """The open incident. If no incident is open, the last one."""
+        """The open incident or, if no incident is open, the last incident."""
         self.history = History(next_number=origin.first_incident)
         self.pausing = Pause()
         self.end = JobEnd()
@@ -60,9 +61,9 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return the state of the process with this rank and this incarnation: the process that holds
-        the rank, a successor, or a replaced process that has not ended yet. Return None if no such
-        process is known.
+        Return what is known about the process with this rank and this incarnation. It may hold the
+        rank, be a successor that will take the rank over, or be a replaced process that has not
+        ended yet. Return None if no such process is known.
         """
         for rank_state in (
             self.ranks.states.get(rank),
@@ -78,25 +79,26 @@ class Job:
 
     def awaits_ends(self) -> bool:
         """
-        Return True if the machine must watch that each process that is being ended really ends.
-        This is so while the job runs, and while the ranks leave a completed job. When a job ends in
-        another way, the agents end all processes of their nodes, and one time limit covers them.
+        Return True if there must be a time limit for each process that is being ended. This is so
+        while the job runs, and while the ranks leave a completed job. If the job ends in another
+        way, the agents end all processes of their nodes, and one time limit covers all of these
+        processes.
         """
         return self.state not in SETTLED or (self.state is State.EXITING and not self.end.orders)
 
     def unsettled(self) -> bool:
         """
-        Return True while it is not known which training state is left in the job, because a process
-        is being ended, or because a node has not yet reported the rank-local state that it keeps of
-        a lost node.
+        Return True while it is not known which training state is left in the job. Either a process
+        is being ended, or a node has not yet reported the rank-local state that it has kept for a
+        lost node.
         """
         return bool(self.processes.terminating() or self.nodes.recalls)
 
     def returning(self) -> frozenset[int]:
         """
-        Return the ranks that have left the job and can come back to it. Only whole model replicas
-        come back: each of their ranks must be able to receive orders, and must not have failed too
-        often. Return no ranks if `scale_out` is not enabled.
+        Return the ranks that have left the job and can come back to it. A model replica comes back
+        only as a whole: each of its ranks must be able to receive orders, and must not have caused
+        too many incidents lately. Return no ranks if the strategy `scale_out` is not enabled.
         """
         if self.ranks.whole or "scale_out" not in self.policy.enable:
             return frozenset()
@@ -113,10 +115,11 @@ class Job:
 
     def all_left(self) -> bool:
         """
-        Return True if no process of the job runs any more. If the job has completed, only the
-        processes that hold the rank of a member count, because the nodes end the others.
+        Return True if no process of the job runs any more. If the job is completed, look only at
+        the processes of ranks that take part in training. The agents will end all other processes.
         """
-        # when a job has not completed, the nodes are ordered to end all processes at once
+        # `end.orders` is empty here only if the job is completed. Otherwise the nodes were ordered
+        # to end all processes as soon as the outcome was decided
         if not self.end.orders:
             return not any(self.ranks.is_current(*process) for process in self.processes.running)
         return not self.processes.running
@@ -125,9 +128,9 @@ class Job:
 
     def home(self, rank_state: RankState) -> int | None:
         """
-        Return the node on which a process for this rank can be started: its present node or, if
-        that node is lost or excluded, another node with room. Return None if there is no such node,
-        or if the rank never had a node.
+        Return the node on which a process for this rank can be started. This is the present node of
+        the rank or, if that node is lost or excluded for the rank, another node with room. Return
+        None if there is no such node, or if the rank never had a node.
         """
         if rank_state.node not in self.nodes.lost | {*rank_state.excluded_nodes.values()}:
             return rank_state.node
@@ -135,15 +138,17 @@ class Job:
 
     def elsewhere(self, rank_state: RankState, room: Mapping[int, int]) -> int | None:
         """
-        Return a node with room on which a process of this rank may be started, other than its
-        present node, or None if there is none. `room` is the number of free places by node.
+        Return a node with room, other than the present node of the rank, on which a process of this
+        rank may be started. Return None if there is no such node. `room` has the number of free
+        places by node.
         """
         excluded = {*rank_state.excluded_nodes.values(), rank_state.node}
         return self.nodes.with_room(excluded, room)
 
     def settle(self, rank_state: RankState, node: int) -> None:
         """
-        Set the node of a rank, and update the free places of the nodes.
+        Set the node on which the process of a rank runs, and update the number of free places of
+        its old and new node.
         """
         if rank_state.node != node:
             self.nodes.room[node] -= 1
@@ -156,26 +161,26 @@ class Job:
 
     def see(self, rank_state: RankState) -> None:
         """
-        Record the last known position of a rank in the incident, for the choice of the step to
-        return to. Ignore it while the rank loads a checkpoint that the ranks must find themselves,
-        because that may be a checkpoint of another run.
+        Record the last known position of a rank in the incident, so that the job knows how far the
+        ranks had come. Ignore the position while the rank loads a checkpoint that the ranks must
+        find themselves, because that checkpoint may be of another run.
         """
         if not rank_state.holdings.searching or self.incident.progress.step is not None:
             self.incident.progress.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
-        Record that every member begins to load a checkpoint or, with `over`, that the loading has
-        ended. Until it has ended, the state and the position of a member do not count, because some
-        members may have loaded a step that others have not.
+        Record that every rank that takes part begins to load a checkpoint. If `over` is True,
+        record instead that the loading has ended. Until then the state and the position of a rank
+        do not count, because some ranks may have loaded a step that other ranks have not.
         """
         for rank_state in self.ranks.member_states():
             rank_state.holdings.searching = not over
 
     def checkpointed(self, step: int, directory: str) -> None:
         """
-        Record that the checkpoint of `step` is complete, and that older checkpoints that are
-        incomplete now will never be completed.
+        Record that the checkpoint of `step` is complete. Also record that periodic checkpoints of
+        earlier steps that are incomplete now will never be completed.
         """
         self.leave_unfinished(step)
         self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
@@ -190,8 +195,9 @@ class Job:
 
     def not_checkpointed(self, rank: int | None, step: int, why: str) -> None:
         """
-        Record that the checkpoint of `step` could not be written. Only the first failure for each
-        rank and reason is logged, because a full disk stays full.
+        Record that the periodic checkpoint of `step` could not be written. `rank` has reported
+        this, or is None if no rank has. Log only the first failure for each rank and reason,
+        because the reason may last, as with a full disk.
         """
         self.checkpoints.found(step)
         steps = self.checkpoints.missed.setdefault((rank, why), [])
@@ -203,7 +209,8 @@ class Job:
 
     def count(self, rank: int) -> None:
         """
-        Count the present incident against a rank. A second call for the same incident does nothing.
+        Count the present incident against a rank. A rank that causes too many incidents is not
+        restarted any more. A second call for the same incident does nothing.
         """
         if rank not in self.incident.turnover.counted:
             self.incident.turnover.counted.add(rank)
@@ -211,8 +218,8 @@ class Job:
 
     def flapping(self, rank: int) -> str:
         """
-        Return a sentence if a rank has caused too many incidents lately (more than `policy.flaps`
-        within `policy.flap_window` seconds), else an empty text.
+        Return a sentence for operators if a rank has caused too many incidents lately: more than
+        `policy.flaps` within `policy.flap_window` seconds. Otherwise return an empty text.
         """
         since = self.timing.now - self.policy.flap_window
         recent = self.history.recent(rank, since)
@@ -227,8 +234,8 @@ class Job:
 
     def move(self, state: State) -> None:
         """
-        Go from the present state to `state`, and drop the deadline of the present state. Raises
-        `InternalError` if the table `TRANSITIONS` does not allow this move.
+        Move the job from its present state to `state`, and drop the deadline of the present state.
+        Raises `InternalError` if the table `TRANSITIONS` does not allow this move.
         """
         if state not in TRANSITIONS[self.state]:
             raise InternalError(f"the state machine has no transition from {self.state} to {state}")
@@ -238,14 +245,15 @@ class Job:
     @property
     def fault_reaction(self) -> Reaction:
         """
-        The reaction to a fault in the present state.
+        What the job does about a fault in its present state.
         """
         return FAULTS[self.state]
 
     def step_to(self, state: State, order: RankOrder, *, longer: float = 0.0) -> None:
         """
-        Go to `state`, drop the open orders, and issue the only order of the new state. The ranks
-        get `longer` seconds more than the usual limit to answer.
+        Move the job to `state`, and send the order that belongs to this state. Do not wait for the
+        answers to earlier orders any more. The ranks get `longer` seconds more than the usual limit
+        to answer.
         """
         self.move(state)
         self.incident.tasks = {}
@@ -253,15 +261,16 @@ class Job:
 
     def to_all(self, order: Callable[..., RankOrder], **facts: object) -> RankOrder:
         """
-        Return an order of the class `order` that is addressed to every member. `facts` are the
-        fields that only this class of order has. The order is not sent yet.
+        Return an order of the class `order` that is addressed to every rank that takes part in
+        training. `facts` are the fields that only this class of order has. The order is not sent
+        yet.
         """
         return order(**self.key(), to=tuple(sorted(self.ranks.members)), **facts)
 
     def key(self) -> dict[str, Any]:  # Any: the fields have different types
         """
-        Return the values of the fields that all orders to ranks have: epoch, incident, round, and
-        the incarnations of the ranks.
+        Return the values of the fields that all orders to ranks have, by name of the field: epoch,
+        incident, round, and the incarnations of the ranks.
         """
         return {
             "epoch": self.timing.epoch,
@@ -274,9 +283,10 @@ class Job:
 
     def issue(self, *orders: RankOrder, longer: float = 0.0) -> None:
         """
-        Send an order to its ranks. Several `orders` must be of the same class. The ranks must
-        answer within the limit that `ORDERS` has for this order, plus `longer` seconds. If `longer`
-        is infinite, no limit runs before `limit` is called.
+        Send an order to the ranks to which it is addressed. If there are several `orders`, they
+        must be of the same class. The ranks must answer within the limit that the table `ORDERS`
+        has for this kind of order, plus `longer` seconds. If `longer` is infinite, the time limit
+        begins only when the method `limit` is called.
         """
         name = ORDER_NAMES[type(orders[0])]
         limit = ORDERS[name].seconds(self.policy) + longer
@@ -291,7 +301,8 @@ class Job:
 
     def limit(self, order: OrderName) -> None:
         """
-        Begin the time limit of an open order for which no limit runs yet.
+        Begin the time limit of an unanswered order that was sent without a time limit. If its limit
+        runs already, do nothing.
         """
         task = self.incident.tasks[order]
         if task.limit == inf:
@@ -301,22 +312,22 @@ class Job:
     def answered_all(self, *orders: OrderName) -> bool:
         """
         Return True if every rank that must answer these orders has done so. An order that was not
-        issued counts as answered.
+        sent counts as answered.
         """
         tasks = self.incident.tasks
         return not any(tasks[order].waiting for order in orders if order in tasks)
 
     def excuse(self, rank: int) -> None:
         """
-        Remove a rank from all open orders: the job does not wait for its answers any more.
+        Remove a rank from all unanswered orders: the job does not wait for its answers any more.
         """
         for task in self.incident.tasks.values():
             task.waiting.discard(rank)
 
     def issued(self, order: OrderName) -> float:
         """
-        Return the time at which an open order was issued. If the order is not open, return the
-        present time.
+        Return the time at which this order was sent to the ranks. If it was not sent, or if it was
+        dropped since, return the present time.
         """
         task = self.incident.tasks.get(order)
         return self.timing.now if task is None else task.issued
@@ -326,7 +337,8 @@ class Job:
     def spawn(self, rank_state: RankState, node: int, cause: str) -> None:
         """
         Order the agent of `node` to start a process for a rank. `cause` is the reason that the
-        agent gets. The process is a successor if another process holds the rank now.
+        agent gets. If `rank_state` is not the state of the process that holds the rank, the new
+        process is a successor, which will take the rank over later.
         """
         successor = not self.ranks.holds_rank(rank_state)
         self.settle(rank_state, node)
@@ -358,7 +370,7 @@ class Job:
 
     def waits_for_starters(self) -> bool:
         """
-        Return True if the process of some member is still starting.
+        Return True if the process of any rank that takes part in training is still starting.
         """
         return any(self.ranks.is_current(*process) for process in self.processes.starting)
 
@@ -390,19 +402,20 @@ class Job:
 
     def phase(self, name: str, rank: int | None, start: float, end: float) -> None:
         """
-        Add a time span to the report of the incident, unless the incident is closed.
+        Add the time span of a phase, such as `freeze`, to the incident, for its report. Do nothing
+        if the incident is closed.
         """
         if self.incident.closed is None:
             self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))
 
     def say(self, order: Order) -> None:
         """
-        Send an order that needs no answer.
+        Send an order whose answer, if there is one, is not awaited in `incident.tasks`.
         """
         self.said.append(order)
 
     def tell(self, event: str, **facts: object) -> None:
         """
-        Write an event with its facts into the log.
+        Write an entry into the log for operators: the name of an event, and facts about the event.
         """
         self.said.append(Tell(event=event, facts=facts))

@@ -1,6 +1,7 @@
 """
-Chooses the strategy of an incident from the offers of the planner and the advice of recovery
-plugins, and makes the first moves of the chosen strategy.
+Chooses the recovery strategy of an incident, and begins to carry it out. The planner makes an offer
+for each strategy, which says what the strategy would do or why it is not possible. Recovery plugins
+may give advice.
 """
 
 from dataclasses import replace
@@ -23,14 +24,14 @@ from tft.protocol.messages import Advised
 S = State
 
 OPPORTUNITIES = ("migrate", "scale_out")
-"""The strategies that need no fault: a successor takes over, or ranks come back. The report does
-not list them among the strategies that were not possible, because in most incidents they are not.
-"""
+"""The strategies that need no fault: a successor takes a rank over (`migrate`), or ranks that have
+left the job come back (`scale_out`). In most incidents there is no opportunity for them. So the
+report does not list them among the strategies that were not possible."""
 
 
 class StrategyChoice:
     """
-    Chooses the strategy for one job.
+    Chooses the recovery strategy in the incidents of one job.
     """
 
     def __init__(
@@ -45,18 +46,21 @@ class StrategyChoice:
 
     def consider(self) -> None:
         """
-        Begin the choice of a strategy: ask the recovery plugins if there are any, otherwise decide
-        at once. If a process is still being ended, or if a node has not yet reported the rank-local
-        state that it keeps of a lost node, return without a choice and let the caller try again
-        later: it is not known yet which training state is left.
+        Begin the choice of a recovery strategy: ask the recovery plugins if there are any,
+        otherwise decide at once. If it is not known yet which training state is left, return
+        without a choice and let the caller try again later. This is so while a process is being
+        ended, or while a node has not reported the rank-local state that it has kept for a lost
+        node.
         """
         job, incident = self._job, self._job.incident
-        # an earlier choice is no longer valid
+        # drop the plan and the advice of an earlier choice in this incident
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
-            incident.round += 1  # so that advice about the offers of the old round is ignored
+            # begin a new round, so that advice about the offers of the old round is ignored
+            incident.round += 1
         if job.unsettled():
-            job.timing.deadline = None  # do not wait for advice about the offers made before
+            # do not wait any more for advice about the offers that were made before
+            job.timing.deadline = None
             return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
@@ -68,7 +72,8 @@ class StrategyChoice:
 
     def ask(self) -> None:
         """
-        Ask the recovery plugins for advice. They have `policy.advice` seconds to answer.
+        Ask the recovery plugins which strategy to follow. They have `policy.advice` seconds to
+        answer.
         """
         job = self._job
         job.incident.decision.awaited = False
@@ -86,9 +91,10 @@ class StrategyChoice:
 
     def offers(self) -> tuple[Offer, ...]:
         """
-        Return an offer for each strategy. If only `exit` would be possible, which saves nothing,
-        accept more copies of the state: first copies that are in doubt only as a precaution, then
-        copies of ranks with numeric faults.
+        Return an offer for each recovery strategy: what the strategy would do, or why it is not
+        possible. If only `exit` would be possible, which saves nothing, accept more copies of the
+        training state: first copies that were excluded only as a precaution, then copies of ranks
+        with numeric faults.
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
@@ -101,8 +107,8 @@ class StrategyChoice:
             if s.ready and not s.holdings.trusted and not s.holdings.damaged
         ]
         if doubted and _hopeless(made):
-            # every remaining copy is of a rank with a numeric fault, so the cause is probably not
-            # the memory of one rank: using such a copy is better than losing everything
+            # without the copies of ranks with numeric faults, nothing can be saved. Use these
+            # copies, which is better than losing everything
             for rank_state in doubted:
                 rank_state.holdings.trusted = True
             job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
@@ -160,8 +166,9 @@ class StrategyChoice:
 
     def _without_room(self) -> list[int]:
         """
-        Return the members that need another node and for which no other node has room. The free
-        places are assigned to such members in the order of the ranks.
+        Return the ranks that need another node and for which no other node has room. The free
+        places on the nodes are given to ranks that need another node, in the order of the ranks.
+        Only ranks that take part in training are looked at.
         """
         job, without = self._job, []
         left = dict(job.nodes.room)
@@ -178,9 +185,9 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        Handle the advice of the recovery plugins: rule out the strategies that they veto, and then
-        decide, or wait if they have asked for more time. Ignore advice about the offers of an
-        earlier round.
+        Handle the advice of the recovery plugins: rule out the strategies against which they have
+        a veto. Then choose a strategy, or wait if the plugins have asked for more time. Ignore the
+        advice if it is about the offers of an earlier round.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -202,8 +209,8 @@ class StrategyChoice:
 
     def time_is_up(self) -> None:
         """
-        End the wait for advice. If the plugins had asked for more time, ask them again. If they
-        have not answered, decide without advice.
+        End the wait for the advice of the recovery plugins. If the plugins had asked for more time,
+        ask them again. If the plugins have not answered, choose a strategy without advice.
         """
         if self._job.incident.decision.awaited:
             self.ask()
@@ -214,7 +221,8 @@ class StrategyChoice:
 
     def decide(self) -> None:
         """
-        Follow the advised strategy if it is possible, otherwise the first offer that is possible.
+        Choose a strategy: the one that a plugin has advised, if it is possible, or else the first
+        offered strategy that is possible.
         """
         incident = self._job.incident
         if incident.decision.advice is not None and self._heed(incident.decision.advice):
@@ -226,7 +234,8 @@ class StrategyChoice:
 
     def _heed(self, advice: Advised) -> bool:
         """
-        Follow the strategy that the advice names, if it is possible. Return True if it is followed.
+        Follow the strategy that the advice of a plugin names, if it is possible. Return True if the
+        strategy is followed.
         """
         if not advice.strategy:
             return False
@@ -243,9 +252,11 @@ class StrategyChoice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Return a sentence that says why the ranks that the advice names cannot be replaced, or None
-        if they can be. There must be a step to continue from without the copies of these ranks, in
-        memory or in a checkpoint, unless the ranks find and load a checkpoint themselves.
+        Return a sentence that says why the ranks that the advice of a plugin names cannot be
+        replaced by new processes. Return None if they can be replaced. Without the copies that
+        these ranks hold, there must still be a step from which training can continue, in the memory
+        of other ranks or in a checkpoint. This is not required if the ranks find and load a
+        checkpoint themselves.
         """
         if not advice.base or not advice.replace or offer.reload:
             return None
@@ -262,8 +273,8 @@ class StrategyChoice:
 
     def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
         """
-        Follow `offer`, which is one of the offers in `made`. `name` is the name under which a
-        plugin has advised the strategy.
+        Follow the strategy of `offer`, which is one of the offers in `made`. `name` is the name of
+        this strategy or, if a plugin has advised it under another name, that name.
         """
         job, incident = self._job, self._job.incident
         passed_over = "another was advised"
@@ -296,9 +307,9 @@ class StrategyChoice:
 
     def _go_on(self, plan: Plan) -> None:
         """
-        Begin a plan after which training continues: set which ranks are members, and start or end
-        processes as the plan demands. `Restart` does the rest when all members can carry out
-        orders.
+        Begin to carry out a plan after which training continues: set which ranks take part in
+        training, and start or end processes as the plan demands. The class `Restart` does the rest
+        of the plan when all ranks that take part can carry out orders.
         """
         job, incident = self._job, self._job.incident
         advice = incident.decision.advice
@@ -307,8 +318,8 @@ class StrategyChoice:
                 incident.spread.lower(advice.not_after)
             incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
-        # the first repetition of a strategy begins at once, unless it is the last attempt. Each
-        # later attempt waits `policy.backoff` seconds longer than the one before
+        # if more than two attempts of a strategy are allowed, the second attempt begins at once.
+        # Each later attempt waits `policy.backoff` seconds longer than the attempt before
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.timing.stay(job.policy.backoff * waits)
@@ -318,7 +329,8 @@ class StrategyChoice:
         job.ranks.members = (job.ranks.members - {*plan.leaving}) | {*plan.joining}
         incident.turnover.joining |= {*plan.joining}
         for rank_state in job.ranks.member_states():
-            # a member has no process, because no node had room for it before: try again
+            # this rank takes part but has no process. Try again to start a process, because a node
+            # may have room for one now
             if rank_state.process.stage is ProcessStage.GONE:
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
@@ -329,8 +341,8 @@ class StrategyChoice:
 
     def _why_replaced(self) -> str:
         """
-        Return the reason that the agent is given when it must end the living process of a rank that
-        the plan replaces.
+        Return the reason why the plan replaces a rank whose process still runs. The agent that must
+        end this process is given the reason.
         """
         advice = self._job.incident.decision.advice
         if advice is None:
@@ -339,8 +351,9 @@ class StrategyChoice:
 
     def take_over(self, rank: int) -> None:
         """
-        Give the rank to its successor, and end the process that held it. The successor inherits
-        what is known about the shards and the rank-local state of the rank.
+        Give the rank to its successor (the second process that was started for it), and end the
+        process that held the rank until now. For the successor, keep what is known about the shards
+        and the rank-local state of the rank.
         """
         job = self._job
         old, successor = job.ranks.states[rank], job.succession.successors.pop(rank)
@@ -352,8 +365,8 @@ class StrategyChoice:
             old.local_state.page,
             old.local_state.since,
         )
-        # the successor will hold the shards of the old process. It reports them itself only when it
-        # is ready
+        # the successor will hold the same shards as the old process. Copy what is known about them,
+        # because a successor reports its shards only when it is ready
         successor.declared.shards, successor.declared.column, successor.declared.derives = (
             old.declared.shards,
             old.declared.column,
@@ -361,13 +374,13 @@ class StrategyChoice:
         )
         successor.declared.reloads = old.declared.reloads
         if old.process.stage is not ProcessStage.GONE:
-            # the old process must still be known: the report of its end contains the rank-local
-            # state that it has captured
+            # keep the old process in the list `retiring`, because the report of its end will
+            # contain the rank-local state that it has captured
             job.processes.retiring.append(old)
             why = "another process has taken the rank over"
             old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)
-        elif old.node is not None:  # this frees a place on the node of the lost process
+        elif old.node is not None:  # the lost process does not need its place on the node any more
             job.nodes.room[old.node] += 1
 
 

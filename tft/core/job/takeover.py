@@ -1,7 +1,8 @@
 """
-Replaces processes that still train, by successors that are started beside them: for stragglers
-(slow ranks), for ranks that are switched on request, and for nodes that the job must leave. Also
-brings back ranks that have left the job.
+Replaces processes that still train. For each of them a second process of the same rank is started,
+the successor, which later takes the rank over. This is done for stragglers (slow ranks) and for
+ranks that an operator or a program wants to move. Also lets nodes leave the job, and brings back
+ranks that have left it.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ S = State
 
 class Takeover:
     """
-    Replaces processes of one job that still train.
+    Replaces processes of one job that still train by successors, which take their ranks over.
     """
 
     def __init__(self, job: Job, attempts: Attempts, replan: Callable[[], None]) -> None:
@@ -28,8 +29,9 @@ class Takeover:
 
     def straggles(self, message: Noticed) -> None:
         """
-        Start a successor (a second process) on another node for a rank that slows the others down.
-        If no successor can be started, log the reason.
+        Start a successor on another node for a rank that slows the other ranks down. A successor is
+        a second process, which later takes the rank over. If no successor can be started, log the
+        reason.
         """
         job = self._job
         rank_state = job.ranks.states[message.rank]
@@ -44,9 +46,9 @@ class Takeover:
 
     def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
         """
-        Start a successor for a rank on `node`, while the present process of the rank continues to
-        train. `why` says why the present process is replaced; `cause` is the reason that the agent
-        of the node gets.
+        Start a successor (a second process) on `node` for a rank, while the present process of the
+        rank continues to train. `why` says why the present process is to be replaced. `cause` is
+        the reason that the agent of `node` gets with the order to start the successor.
         """
         successor = RankState(rank=rank_state.rank)
         rank_state.process.straggles = why
@@ -55,8 +57,8 @@ class Takeover:
 
     def _why_no_successor(self, rank_state: RankState) -> str:
         """
-        Return a sentence that says why no successor can be started for this rank now, or "" if one
-        can be started. This does not check whether another node has room.
+        Return a sentence that says why no successor (second process) can be started for this rank
+        now, or "" if one can be started. Whether another node has room is not checked here.
         """
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
@@ -68,8 +70,9 @@ class Takeover:
 
     def _why_no_migration(self) -> str:
         """
-        Return a sentence that says why the strategy `migrate` is not possible in this job, so that
-        a successor would be useless, or "" if it is possible.
+        Return a sentence that says why no process of this job can take over a rank from another
+        process (the strategy `migrate`). Return "" if this is possible. If it is not possible, it
+        is useless to start successors.
         """
         job = self._job
         unable = [
@@ -81,9 +84,9 @@ class Takeover:
 
     def switch(self, message: SwitchRequested) -> None:
         """
-        Handle the request to move ranks to other processes. The request replaces an earlier one: a
-        rank that only the earlier request named keeps its process. If the move is not possible, log
-        the reason.
+        Handle the request to move ranks to other processes. The request replaces an earlier
+        request of this kind: a rank that only the earlier request has named keeps its process. If
+        the requested move is not possible, log the reason and keep the earlier request.
         """
         job, wanted = self._job, frozenset(message.ranks)
         why_not = self._why_no_switch(wanted)
@@ -105,15 +108,15 @@ class Takeover:
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
             for s in job.ranks.member_states()
         )
-        # a process tells which strategies it supports only when it joins. So while some member has
-        # not joined, a switch is not refused for lack of that support
+        # a process tells only when it joins whether it supports the strategy `migrate`. So while
+        # some member has no joined process, do not refuse the request for lack of this support
         return self._why_no_migration() if ranks and not absent else ""
 
     def is_left(self, node: int) -> bool:
         """
-        Return True if the job does not need this node, because every member on the node is to be
-        moved to another process, or because no member is on it. Return False for a node that has
-        never joined.
+        Return True if the job does not need this node any more. Either every rank that trains on
+        the node is to be moved to another process, or no rank trains on it. Return False for a node
+        that has never joined.
         """
         job = self._job
         there = {
@@ -123,8 +126,9 @@ class Takeover:
 
     def leave(self, node: int, why: str) -> None:
         """
-        Give up a node for the reason `why`: order its agent to end all processes there. The agent
-        still runs, so it can report the rank-local state of these processes.
+        Give up a node for the reason `why`: order its agent to end the processes on this node that
+        train, and the successors. The agent still runs, so it can report the rank-local state of
+        these processes.
         """
         job = self._job
         there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
@@ -141,8 +145,8 @@ class Takeover:
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
-        Cancel the switch of these ranks for the reason `why`. The ranks keep their processes, and
-        their successors are ended.
+        Cancel the request to move these ranks to other processes, for the reason `why`. The ranks
+        keep their present processes. The successors that were started for them are ended.
         """
         job = self._job
         if not ranks:
@@ -155,12 +159,13 @@ class Takeover:
         for successor in successors:
             self._attempts.terminate(successor, why)
         if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
-            self._replan()  # offers that would use these successors are not possible any more
+            # choose the recovery strategy again, because these successors cannot take over any more
+            self._replan()
 
     def seek(self) -> None:
         """
-        Start a successor for each rank that is to be switched and has none, if a node has room. Do
-        not use the nodes on which ranks that are to be switched run now.
+        Start a successor for each rank that is to be moved to another process and has no successor
+        yet, if a node has room. Do not use nodes on which ranks that are to be moved run now.
         """
         job = self._job
         going = {job.ranks.states[rank].node for rank in job.succession.switch}
@@ -178,9 +183,9 @@ class Takeover:
 
     def recall(self) -> None:
         """
-        Start another process for each rank that has left the job (`scale_in`) and has no process,
-        if a node has room and the rank has not caused too many incidents lately. When the process
-        is ready, the rank can come back to the job.
+        Start another process for each rank that has left the job (strategy `scale_in`) and has no
+        process. Do so only if a node has room and the rank has not caused too many incidents
+        lately. When the process is ready, the rank can come back to the job.
         """
         job = self._job
         if job.ranks.whole or "scale_out" not in job.policy.enable:
@@ -196,8 +201,8 @@ class Takeover:
 
     def dismiss(self) -> None:
         """
-        End the successors for which the job has stopped once already, but which could not take
-        over.
+        End the successors that have failed to take their ranks over. The job has stopped once for
+        each of these processes, and does not stop for it a second time.
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:

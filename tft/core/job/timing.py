@@ -1,5 +1,6 @@
 """
-Own the time of the last event, and the deadline of the present state of a job.
+Own the present time (the time of the event that is being handled), and the deadline of the present
+state of a job.
 """
 
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from dataclasses import dataclass
 @dataclass(slots=True, kw_only=True)
 class Timing:
     """
-    The present time, the leader and the start of its leadership, and the deadline of the present
-    state. Times are in seconds, by the clock of the controller.
+    The present time, the controller that leads the job and the time at which it began to lead, and
+    the deadline of the present state of the job. Times are in seconds, by the clock of the
+    controller.
     """
 
     now: float
@@ -17,12 +19,13 @@ class Timing:
     """The time at which the present leader (the controller that decides) began. No time limit is
     counted from an earlier time, because no answer could arrive without a leader."""
     epoch: int = 0
-    """The epoch of the leader."""
+    """The epoch (the number) of the controller that leads the job."""
     deadline: float | None = None
     """The time until which the present state may last, for example a pause, the wait for advice of
     plugins, the wait before another attempt, or the exit of the ranks. None: there is no limit."""
     allowed: float = 0.0
-    """The number of seconds that `stay` was called with for the present deadline."""
+    """The seconds between the call of `stay` that has set the present deadline and that deadline.
+    """
 
     def stay(self, seconds: float) -> None:
         """
@@ -39,8 +42,8 @@ class Timing:
 
     def lead(self, epoch: int, at: float) -> None:
         """
-        Record that a leader with this epoch has begun at the time `at`, and restart the time limit
-        of the present state.
+        Record that a controller with the number `epoch` leads the job since the time `at`. Restart
+        the time limit of the present state of the job.
         """
         if self.deadline is not None:
             self.deadline = at + self.allowed

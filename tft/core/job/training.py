@@ -1,5 +1,5 @@
 """
-Own the facts about the progress of training, the rollbacks, and the checkpoints.
+Own the facts about the progress of training, about rollbacks, and about checkpoints.
 """
 
 from collections import Counter
@@ -14,13 +14,13 @@ UNFINISHED = "ranks ended before they had written their part"
 @dataclass(slots=True, kw_only=True)
 class Rollbacks:
     """
-    The rollbacks of the job. They show which captured rank-local state is out of date: the state of
-    a step that was computed before a rollback to an earlier step.
+    The rollbacks of the job. They show which captured rank-local state is out of date. State that a
+    rank captured at a step is out of date if the rank has gone back to an earlier step since.
     """
 
     _found: list[tuple[tuple[int, int], int]] = field(default_factory=list)
-    """For each rollback, in order: its incident and round, and the step that it went back to. A
-    rollback is left out if a later one went back at least as far."""
+    """For each rollback, in order: its incident and round, and the step that the ranks went back
+    to. A rollback is left out if the ranks went back at least as far in a later rollback."""
 
     def went_back(self, attempt: tuple[int, int], step: int) -> None:
         """
@@ -32,9 +32,9 @@ class Rollbacks:
 
     def kept(self, attempt: tuple[int, int], step: int) -> bool:
         """
-        Return True if rank-local state that was captured at `step` may still be used, because no
-        rollback since then went back to an earlier step. `attempt` is the incident and the round of
-        the last rollback of the rank before the state was read.
+        Return True if rank-local state that a rank captured at `step` may still be used, because
+        the ranks have not gone back to an earlier step since. `attempt` is the incident and the
+        round of the last rollback that the rank had carried out before the state was read.
         """
         return all(step <= back for at, back in self._found if at > attempt)
 
@@ -42,13 +42,13 @@ class Rollbacks:
 @dataclass(slots=True, kw_only=True)
 class Training:
     """
-    The progress of training.
+    How far the training of the job has come, and what is known about equal copies of shards.
     """
 
     first: int
-    """The step from whose end the job starts."""
+    """The step from whose end the job was started. 0: the job was not started from a checkpoint."""
     last_step: int
-    """The highest completed step."""
+    """The highest step that any rank has completed."""
     compared: int
     """The last step at whose end the copies of each shard were found equal, either slice by slice
     or as a whole. Copies of later steps may differ."""
@@ -56,37 +56,39 @@ class Training:
     """The last step at whose end the whole copies of each shard were found equal. Whole copies
     include module buffers; slices do not."""
     sliced: bool = False
-    """True if the ranks digest a slice of their copies in every step, so that copies are compared
-    while the job trains."""
+    """True if the ranks digest a slice of their copies of shards in every step, so that the copies
+    are compared while the job trains."""
     untrained: bool = True
     """True until the ranks have built their wrappers (such as DDP) for the first time. Until then
-    nothing is trained, and each rank may use its own initial state."""
+    nothing is trained, and each rank may have an initial state of its own."""
     began: bool = False
-    """True once the initial states of the ranks were compared. This is done once in a job."""
+    """True as soon as the initial states of the ranks were compared with each other, or need not be
+    compared any more."""
     tails: bool = False
-    """True if the training loops report where their steps end."""
+    """True if the training loop of any rank reports where its steps end."""
     attempt: tuple[int, int] | None = None
-    """The incident and the round in which the ranks were last ordered to resume. A pause does not
-    change it. None: no rank has trained yet."""
+    """The incident and the round in which the ranks were last ordered to resume training. The end
+    of a pause does not change this pair. None: no rank has trained yet."""
     trained: set[int] = field(default_factory=set)
-    """The ranks that have completed a step since the last order to resume, or have finished."""
+    """The ranks that have completed a step since all ranks were last ordered to train on, after an
+    incident or a pause. Ranks that have finished training are included."""
     finished: set[int] = field(default_factory=set)
     """The ranks whose training function (the argument of `Session.run`) has returned."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     refusals: Refusals = field(default_factory=Refusals)
-    """The updates that the ranks have refused because of their numbers."""
+    """The updates that ranks have refused to apply because of their numbers."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Training":
         """
-        Return the facts about training at the start of a job.
+        Return the facts about training at the start of the job that `origin` describes.
         """
         first = 0 if origin.resume is None else origin.resume[1]
         return cls(first=first, last_step=first, compared=first, whole=first)
 
     def completed(self, step: int) -> None:
         """
-        Record that some rank has completed `step`.
+        Record that a rank has completed `step`.
         """
         self.last_step = max(self.last_step, step)
 
@@ -101,30 +103,31 @@ class Training:
 @dataclass(slots=True, kw_only=True)
 class Checkpoints:
     """
-    The complete checkpoints on disk, and the checkpoints that could not be written or read.
+    The complete checkpoints on disk, and the checkpoints that could not be written or loaded.
     """
 
     directory: str
-    """The directory that last checkpoints are written to."""
+    """The directory to which the job writes its last checkpoint."""
     name: str
-    """The name of a last checkpoint: a format string with the field `step`."""
+    """The name of the last checkpoint of the job: a format string with the field `step`."""
     resumed: bool
     """True if the job was started from a checkpoint."""
     known: dict[int, str]
-    """By step: the directory of the known checkpoint of this step."""
+    """By step: the directory of the checkpoint of this step. Only checkpoints that the job can
+    return to are listed."""
     unread: Counter[int] = field(default_factory=Counter)
     """By step: how many times a rank could not load the checkpoint of this step."""
     missed: dict[tuple[int | None, str], list[int]] = field(default_factory=dict)
     """By rank and reason: the steps whose checkpoint could not be written. The rank is None if the
     controller itself has noticed that the checkpoint is incomplete."""
     newest: int = 0
-    """The step of the newest checkpoint that was completed. Before the first one: the step from
-    which the job started."""
+    """The step of the newest complete checkpoint, or the step from which the job started if there
+    is no such checkpoint. If the ranks return to an earlier step, this becomes that step."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":
         """
-        Return the checkpoints that are known at the start of a job.
+        Return the checkpoints that are known at the start of the job that `origin` describes.
         """
         known = origin.older if origin.resume is None else (*origin.older, origin.resume)
         return cls(
@@ -137,15 +140,15 @@ class Checkpoints:
 
     def path(self, step: int) -> str:
         """
-        Return the directory for a last checkpoint of `step`.
+        Return the directory for the last checkpoint of the job, if it is a checkpoint of `step`.
         """
         return f"{self.directory}/{self.name.format(step=step)}"
 
     def add(self, step: int, directory: str, *, keep: int) -> None:
         """
-        Add a checkpoint, and forget all but the newest `keep` checkpoints (0: forget none). The
-        ranks remove older ones from disk once the new one is reported, so the job cannot go back to
-        them.
+        Add a complete checkpoint, and forget all but the newest `keep` checkpoints (0: forget
+        none). The ranks remove the older checkpoints from disk when the new one is reported, so the
+        job cannot go back to the older ones any more.
         """
         known = {**self.known, step: directory}
         self.known = {each: known[each] for each in sorted(known)[-keep:]}
@@ -154,7 +157,8 @@ class Checkpoints:
 
     def drop_later(self, step: int) -> None:
         """
-        Forget the checkpoints of steps after `step`, because these steps are computed again.
+        Forget the checkpoints of steps after `step`, because the ranks return to `step` and compute
+        the later steps again.
         """
         self.known = {each: directory for each, directory in self.known.items() if each <= step}
         self.newest = min(self.newest, step)
@@ -162,9 +166,10 @@ class Checkpoints:
     def unfinished(self, step: int, *, every: int) -> list[int]:
         """
         Return the steps before `step` whose periodic checkpoint is incomplete although no rank has
-        reported a failure: a rank that ends before it has written its part cannot report that.
-        `every` is the number of steps between two checkpoints; 0 means that there are none. Call
-        this when no rank will write a part of a checkpoint before `step` any more.
+        reported a failure. This happens because a rank that ends before it has written its part
+        cannot report the failure. `every` is the number of steps between two periodic checkpoints;
+        0 means that there are none. Call this when no rank will write a part of these checkpoints
+        any more.
         """
         if not every:
             return []
@@ -174,8 +179,8 @@ class Checkpoints:
 
     def found(self, step: int) -> None:
         """
-        Stop counting the checkpoint of `step` as unfinished, because it is complete after all, or
-        because a rank has reported why it failed.
+        Stop counting the checkpoint of `step` as one that was left unfinished without a reported
+        reason. Either it is complete after all, or a rank has reported why it failed.
         """
         unfinished = (None, UNFINISHED)
         if step in self.missed.get(unfinished, ()):

@@ -1,7 +1,7 @@
 """
-The two tables of the job machine. `TRANSITIONS` lists the states that may follow each state; any
-other move is a bug of tft. `REACTIONS` lists the reaction to each event in each state; the machine
-looks up every event here. `docs/reference/machine.md` shows both tables.
+The two tables of the job machine, the state machine of the controller. `TRANSITIONS` lists which
+states of the job may follow each state; any other move is a bug of tft. `REACTIONS` lists what the
+machine does about each event in each state. `docs/reference/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping
@@ -16,34 +16,40 @@ class State(StrEnum):
     """
 
     AWAITING = "awaiting"
-    """Processes are starting. The other ranks wait for them outside their loops."""
+    """The job waits until every rank that takes part has a process that can carry out orders. Ranks
+    that have such a process wait outside their training loops."""
     REPAIRING = "repairing"
-    """Lost state is being copied, and process groups are being formed."""
+    """Ranks that lack training state get it, and the ranks form process groups."""
     REBUILDING = "rebuilding"
-    """Wrappers are being built around the repaired state."""
+    """The ranks build their wrappers, such as DDP, around the repaired models."""
     ROLLING_BACK = "rolling back"
-    """RNG and data positions are being set to the step that all members return to."""
+    """The ranks set their generators (RNG) and data positions to the step that all ranks return
+    to."""
     RESUMING = "resuming"
-    """The ranks train again. When every member has trained one step, the incident is closed."""
+    """The ranks train again. When every rank that takes part has trained one step, the incident or
+    the pause is over."""
     HEALTHY = "healthy"
     PAUSING = "pausing"
-    """All ranks continue to the same step boundary, to wait there."""
+    """All ranks train on to the same step boundary, to wait there for a pause or a takeover."""
     PAUSED = "paused"
     """All ranks wait at the same step boundary. A check of links and devices may run there."""
     CONFIRMING = "confirming"
-    """All ranks have finished, and their copies are compared before the job is complete."""
+    """All ranks have finished training. Their copies of shards are compared before the job is
+    completed."""
     FREEZING = "freezing"
-    """Every rank is asked for its position, and begins no further update."""
+    """Every rank is asked for its position in the training loop, and begins no further update."""
     CLEARING = "clearing"
-    """The training threads leave the loop and drop the broken process groups."""
+    """The training threads of the ranks leave their loops and drop the process groups. Then the
+    copies of shards are compared."""
     CHOOSING = "choosing"
-    """Recovery plugins are asked which strategy to follow. Without plugins this takes no time."""
+    """Recovery plugins are asked which recovery strategy to follow. Without plugins this takes no
+    time."""
     DUMPING = "dumping"
-    """The survivors write a last checkpoint."""
+    """The remaining ranks write a last checkpoint, after which the job ends."""
     EXITING = "exiting"
-    """The ranks are leaving."""
+    """The outcome of the job is decided, and the ranks are leaving."""
     ENDED = "ended"
-    """No process is left."""
+    """The job is over. The agents are ordered to end any process that still runs."""
 
 
 S = State
@@ -64,12 +70,12 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.EXITING: frozenset({S.ENDED}),
     S.ENDED: frozenset(),
 }
-"""The states that may follow each state. In every state in which a rank is in the loop or forms a
-process group, a fault leads to FREEZING. A new controller that could not read all recorded events
-also goes to FREEZING, from almost every state, because it does not know what the ranks do."""
+"""The states of the job that may follow each state. From most states, a fault leads to FREEZING;
+`FAULTS` has the exceptions. A new controller that could not read all recorded events also goes to
+FREEZING, from almost every state, because it does not know what the ranks are doing."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The states in which the outcome of the job is decided."""
+"""The states in which it is already decided how the job ends."""
 
 CALM = frozenset({S.HEALTHY, S.CONFIRMING})
 """The states in which no incident and no pause is under way."""
@@ -77,29 +83,32 @@ CALM = frozenset({S.HEALTHY, S.CONFIRMING})
 
 class Reaction(StrEnum):
     """
-    What the machine does about an event, in addition to recording it.
+    What the job machine does about an event.
     """
 
     TAKE = "takes"
-    """The event is recorded, or the request in it is carried out. If the job waited only for this
-    event, the job moves on."""
+    """The machine records the event, or carries out the request in it. If the job has waited only
+    for this event, the job goes on to its next state."""
     FREEZE = "freezes"
-    """The event is a fault: it opens an incident, or joins the open one, and a new round begins."""
+    """The event is a fault. It opens an incident or is added to the open incident, and a new round
+    begins."""
     JOIN = "joins"
-    """The event is a fault: it joins the open incident. The freeze or the stop of the ranks that is
-    under way continues."""
+    """The event is a fault. It is added to the open incident. The ranks are being stopped already,
+    so no new round begins."""
     REPLAN = "replans"
-    """The event is a fault: it joins the open incident, and the strategy is chosen again."""
+    """The event is a fault. It is added to the incident, and the recovery strategy is chosen
+    again."""
     FORCE = "ends"
-    """The event asks for the end of the job: the ranks are stopped and save a last checkpoint."""
+    """The event is a request to end the job. The ranks are stopped and save a last checkpoint."""
     PAUSE = "pauses"
-    """All ranks are brought to one step boundary, to wait there."""
+    """The event is a request for a pause. All ranks train on to one step boundary and wait
+    there."""
     LATER = "keeps"
-    """The request is kept, and carried out when the job is healthy."""
+    """The event is a request for a pause. It is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
-    """All ranks continue to train from the step boundary at which they wait."""
+    """The event is a request to end a pause. All ranks train on from where they wait."""
     ABSORB = "absorbs"
-    """The event comes too late or has no meaning in this state: nothing is done about it."""
+    """The event comes too late or has no meaning in this state, so nothing is done about it."""
 
 
 R = Reaction
@@ -115,8 +124,8 @@ FAULTS = {
     **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
     **_LATE,
 }
-"""The reaction to a fault in each state. The reaction is the same for every way in which a fault is
-found: a report, a late answer to an order, or a comparison of copies."""
+"""What the job machine does about a fault in each state of the job. It does not matter how the
+fault was found: by a report, a late answer to an order, or a comparison of copies."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
@@ -156,8 +165,8 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "DeadlinePassed": _HEARD,
     "Led": dict.fromkeys(State, R.TAKE),
 }
-"""The reaction to each kind of event in each state. The kind of an event is the name of its class;
-for a received report, the name of the class of its message."""
+"""What the job machine does about each kind of event in each state of the job. The kind of an event
+is the name of its class. For a received report, it is the name of the class of the report."""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
@@ -174,13 +183,14 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
     },
     ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
 }
-"""The pairs of an event kind and a state that cannot occur, each with the reason. All other pairs
-are possible: a report of a process may arrive long after tft has given the process up, when its
-node can be reached again."""
+"""The pairs of a kind of event and a state of the job that cannot occur, each with the reason. All
+other pairs are possible. For example, a report may arrive long after tft has given up the process
+that sent it, when the node of this process can be reached again."""
 
 
 def kind_of(event: Event) -> str:
     """
-    Return the kind of an event: the key of its row in `REACTIONS`.
+    Return the kind of an event, which is the key of its row in the table `REACTIONS`: the name of
+    the class of the event or, for a received report, of the report.
     """
     return type(event.message if isinstance(event, Received) else event).__name__
