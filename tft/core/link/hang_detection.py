@@ -35,7 +35,7 @@ class HangDetection:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        # by rank: the incarnation and the step of the last heartbeat, and when this step was reached
+        # by rank: the incarnation and the step in its last heartbeat, and the time of this step
         self._last: dict[int, tuple[int, int, float]] = {}
         self._moved = float("-inf")
         self._warming = False

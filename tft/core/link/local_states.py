@@ -48,7 +48,7 @@ class _Sent:
     version: Version = (-1, 0)
     """The version of the captures that were sent last."""
     kept: Version = (-1, 0)
-    """The newest version whose captures the keeper has all acknowledged."""
+    """The newest version of the captures that the keeper is known to have completely."""
     contents: frozenset[str] = frozenset()
     """The digests of the contents that the keeper has."""
 

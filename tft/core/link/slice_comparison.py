@@ -42,7 +42,8 @@ class _Steps:
     """The newest step such that this step and all steps before it were compared or given up. At
     first it is the step from whose end the ranks resumed, where whole copies were compared."""
     run: int = 0
-    """How many consecutive steps up to `last` had equal slices, without a step that was given up."""
+    """How many consecutive steps with equal slices end with `last`. A step that was given up breaks
+    the sequence."""
     ahead: set[int] = field(default_factory=set)
     """The steps after `last` whose slices were equal too. They wait here, because the digests of a
     step between `last` and them are still missing."""
