@@ -12,8 +12,8 @@ from tft.core.plan.topology import Topology
 
 RELOADING = ("retry", "recover")
 """The strategies that may continue from a checkpoint that the ranks write without tft and find
-themselves. All ranks of the world must load such a checkpoint together. In these strategies, unlike
-in others, all of them take part."""
+themselves. All ranks of the world must find and load such a checkpoint together, and neither of
+these strategies takes a rank out of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ class _Case:
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        # a rank whose process is still starting need not leave the job, unless this process replaces
-        # one that the rank has lost in this incident
+        # a rank whose process is still starting need not leave the job, unless this process takes
+        # the place of one that the rank has lost in this incident
         late = {rank for rank in self.lost if self._standing(rank).coming}
         lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())

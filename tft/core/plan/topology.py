@@ -53,8 +53,8 @@ def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int
     """
     Return the shard groups (by shard: the ranks that hold it) of a state that is cut into N =
     `len(ranks) // copies` shards. The shards are given to the ranks in turn, so shard 0 is held by
-    every N-th rank of `ranks`. Each shard has `copies` holders. If the division leaves a remainder,
-    the first shards have one holder more.
+    every N-th rank of `ranks`. Each shard has at least `copies` holders. The first shards may have
+    one holder more than the others.
 
     The shards are named `kind.0`, `kind.1`, …. If N is 1, every rank holds the whole state, and the
     only shard is named `kind`. MindIO TFT, a fault-tolerance library for Ascend devices, forms its
