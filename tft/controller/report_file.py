@@ -39,7 +39,7 @@ class ReportFile:
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
-        Write the report of a job that is over. The incidents of earlier runs stay in the report.
+        Write the report of a job that is over. What the report says about earlier runs is kept.
 
         `unprotected_steps` is the number of steps of this run in which no other node had the
         rank-local state of a rank before its update window opened.

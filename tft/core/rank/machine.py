@@ -5,7 +5,7 @@ The machine is pure: it reads no clock and does no I/O.
 The control thread of the process runs this machine. The training thread is either in the user's
 training loop, or out of the loop, where it carries out one order after another. The event `Left`
 reports that the thread has left the loop. The training thread may also stand still inside the loop,
-just before an update window (`with session.update():`). The event `Located` reports where it stands.
+just before an update window (`with session.update():`). The event `Located` reports this.
 
 When an order of a newer round arrives, all older orders are cancelled: the running order is
 aborted, and the queued orders are dropped. Only a check of links and devices is not aborted,
