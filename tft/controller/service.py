@@ -264,7 +264,7 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    # send a `Lead` at once: a command such as `tft pause` waits for the first `Lead`
+                    # send a `Lead` at once: a command such as `tft pause` waits for a `Lead` first
                     self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)

@@ -173,7 +173,7 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: a value of the type of `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: a value nested like `came`
     """
     Return a text about an error in received fields that msgspec does not detect, or None if there
     is no such error.
