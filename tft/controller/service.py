@@ -188,7 +188,7 @@ class Controller:
             at=self._clock.now(),
         )
 
-    # ---------------------------------------------------------------- the loop
+    # ---------------------------------------------------------------- hearing and sending messages
 
     async def run(self) -> int:
         """
@@ -335,7 +335,7 @@ class Controller:
         except TimeoutError:
             log.warning("agents_still_present", nodes=sorted(self._nodes))
 
-    # ---------------------------------------------------------------- events and commands
+    # ---------------------------------------------------------------- events of the job machine
 
     def _feed(self, event: Event) -> None:
         before = self._machine.state

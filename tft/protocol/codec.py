@@ -41,7 +41,7 @@ class _Wire(
     body: dict[str, Any]  # Any: the fields of the body depend on `kind`; `_message` checks them
 
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- messages as bytes
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -133,7 +133,7 @@ def _brief(words: str) -> str:
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 
-# ---------------------------------------------------------------- values of messages
+# ---------------------------------------------------------------- messages as plain values
 
 
 def to_plain(message: Message) -> tuple[str, dict[str, object]]:

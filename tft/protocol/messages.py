@@ -512,8 +512,8 @@ class SwitchRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """
-    Report: an observer of the job, such as a plugin, a scheduler or an operator, has noticed a
-    fault of a rank that the rank itself has not reported.
+    Report: an observer, such as a plugin, a scheduler or an operator, has noticed a fault of a
+    rank. The rank itself has not reported this fault.
     """
 
     rank: int
@@ -561,7 +561,7 @@ class Advised:
     at: float
 
 
-# ---------------------------------------------------------------- current status, sent repeatedly
+# ---------------------------------------------------------------- status messages, sent repeatedly
 
 
 UNSLICED = "buffer "
@@ -661,7 +661,7 @@ class Lead:
     case this node is lost. A node without such a keeper has no entry."""
 
 
-# ---------------------------------------------------------------- between agents
+# ---------------------------------------------------------------- messages between agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -775,9 +775,9 @@ class Stop:
     """
     Order to a rank: stop training after step `finish`, and leave the training loop.
 
-    If step `finish` is not done, the rank has `grace` seconds to finish this step, including its
-    tail (the code between the update window and the end of the step). After that time the rank
-    aborts collectives that still wait. In any case it leaves the loop and drops its process groups.
+    If step `finish` is not done, the rank has `grace` seconds to finish this step, tail included.
+    After that time the rank aborts collectives that still wait. In any case the rank leaves the
+    loop and drops its process groups.
     """
 
     epoch: int
@@ -1206,8 +1206,8 @@ MESSAGES: tuple[type, ...] = (
     Release, Save, Commit, Complete, End,
     Spawn, Kill, Recall, EndNode, Refused,
 )  # fmt: skip
-"""The classes of all messages, in the order of `docs/reference/wire.md`. On the bus, the name of the
-class names the kind of the message."""
+"""The classes of all messages, in the order of `docs/reference/wire.md`. On the bus, a message is
+sent with the name of its class as the field `kind`."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",

@@ -1,6 +1,7 @@
 """
-Replay a story: give the recorded events of a run to the job machine (the state machine that makes
-the decisions of the controller) of this version, and compare its commands with the recorded ones.
+Replay a story: give the recorded events of a run to the job machine of this version, and compare
+the commands that the machine returns with the recorded commands. The job machine is the state
+machine that makes the decisions of the controller.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
@@ -118,8 +119,8 @@ class Replay:
     @property
     def incidents(self) -> list[tuple[str, int | None, int]]:
         """
-        For each incident: the strategy, the first step to train after the incident (None if no such
-        step is known), and the number of completed steps that have to be computed again.
+        For each incident: the strategy, the first step to train after the incident, and how many
+        completed steps have to be computed again. The first step is None if it is not known.
         """
         all_of_them = {each.number: each for each in self.machine.incidents}
         if self.machine.incident.number:

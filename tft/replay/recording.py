@@ -124,7 +124,7 @@ def _kinds(commands: Sequence[Command]) -> str:
     return ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- writing a story
 
 
 class Story:
@@ -221,7 +221,7 @@ def _plain(event: Event) -> dict[str, Any]:  # Any: any JSON value
             return {"at": body.pop("at"), "kind": type(event).__name__, "body": body}
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- reading a story
 
 
 class _Line(
@@ -262,9 +262,10 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], int] | None:
     """
-    Return the readable part of the last run in a damaged story file: the arguments of the job
-    machine, the readable events, and the number of events that cannot be read. Unreadable events
-    that an earlier controller has already reported (`Led.lost`) are not counted again.
+    Return the readable part of the last run in a damaged story file. It consists of the arguments
+    of the job machine, the readable events, and the number of events that cannot be read.
+    Unreadable events that an earlier controller has already reported (`Led.lost`) are not counted
+    again.
 
     Return None if the first line of the run, which holds the arguments, cannot be read. Also return
     None if the run is not the run `run` of the job `job`.

@@ -81,7 +81,7 @@ LONG = 100
 """The maximum number of characters that are shown of a value of a field, or of other long text."""
 
 
-# ---------------------------------------------------------------- many ranks
+# ---------------------------------------------------------------- equal reports of many ranks
 
 
 def alike(messages: Sequence[Alike]) -> str:
@@ -155,7 +155,7 @@ def _where(position: Position) -> str:
     return f"step {position.step}{updating}"
 
 
-# ---------------------------------------------------------------- one report
+# ---------------------------------------------------------------- single reports
 
 
 def sentence(message: Report) -> str:
@@ -328,7 +328,7 @@ def _other(command: object) -> tuple[str, Collection[int]]:
     return plainly(command), ()
 
 
-# ---------------------------------------------------------------- parts of sentences
+# ---------------------------------------------------------------- words in sentences
 
 
 def fault_in_words(fault: Fault) -> str:

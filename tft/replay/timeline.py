@@ -133,7 +133,7 @@ class _Timeline:
         if number:
             self._lines.append(f"{'':>12}  {_outcome(self._incidents[number])}")
 
-    # ---------------------------------------------------------------- turns of an incident
+    # ---------------------------------------------------------------- one event and its commands
 
     def _turn(self, turn: Turn) -> None:
         said = self._happened(turn)
@@ -148,8 +148,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remember to which ranks each order was sent, and when. The line about the answers to an order
-        says whether all these ranks have answered, and how long they took.
+        Remember to which ranks each order was sent, and when. The line about the answers to the
+        order says whether all these ranks have answered, and how long they took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -196,7 +196,7 @@ class _Timeline:
         return f"{who} {alike(said)}{within}{what and '; '}{what}"
 
 
-# ---------------------------------------------------------------- parts of lines
+# ---------------------------------------------------------------- keys and texts of lines
 
 
 def _choruses(replay: Replay) -> dict[Key, _Chorus]:
@@ -206,7 +206,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # an equal report of the rank came before
+            if event.message.rank not in chorus.said:  # later reports of a rank are repetitions
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -252,7 +252,8 @@ def _incident_of(turn: Turn) -> int:
 def _decided(turn: Turn) -> list[str]:
     """
     Return the lines about what the job machine decided in a turn (an event and the commands for
-    it): the chosen strategy, the rejected strategies with reasons, the commands, and the new state.
+    it). They name the chosen strategy, the rejected strategies with the reasons, the commands, and
+    the new state.
     """
     lines: list[str] = []
     chosen = (turn.after.round, turn.after.strategy)

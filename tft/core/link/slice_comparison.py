@@ -196,7 +196,7 @@ class SliceComparison:
             self._said = compared
             self._verdicts.append(SlicesAgreed(at=0.0, step=compared))
 
-    # ---------------------------------------------------------------- one digest
+    # ---------------------------------------------------------------- comparing one digest with others
 
     def _take(self, rank: int, digest: SliceDigest) -> None:
         if digest.step <= self.compared:
@@ -279,7 +279,7 @@ class SliceComparison:
             sound=self._agreed.get((digest.number, shard), self._begun),
         )
 
-    # ---------------------------------------------------------------- two copies that differed
+    # ---------------------------------------------------------------- finding the wrong copy
 
     def _trace(self) -> None:
         """
@@ -307,7 +307,7 @@ class SliceComparison:
     def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:
         """
         End the dispute (copies that differed without a majority) when the disputed slice is
-        computed again: the ranks whose earlier slice differs from the new one had the wrong copy.
+        computed again. The ranks whose earlier slice differs from the new slice had the wrong copy.
         `where` names the shard, the slice and the step that `digest` belongs to.
         """
         dispute = self._dispute

@@ -1,6 +1,6 @@
 """
-Find the step that all members of a job (the ranks that take part in it) can be brought to, and the
-ranks that hold each shard as it was at that step.
+Find the step that all members of a job can be brought to, and the ranks that hold each shard as it
+was at the end of that step. The members are the ranks that take part in the job.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

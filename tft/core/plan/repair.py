@@ -77,9 +77,9 @@ def _transfers(
 ) -> dict[int, tuple[Transfer, ...]]:
     """
     Return which member fetches which shards, and from which ranks. A member fetches each of its
-    shards of which it has no usable copy. A rank that was interrupted in the tail of `step` (the
-    code between the update and the end of the step) also fetches a shard, if another holder of the
-    shard has ended the step.
+    shards of which it has no usable copy. The copy of a rank that was interrupted in the tail of
+    `step` is not usable if another holder of the shard has ended the step. The tail is the code
+    between the update and the end of the step.
 
     A receiver fetches a shard from up to `SOURCES` ranks at once, a part of the bytes from each.
     The load of the senders is balanced. The receivers of one shard take turns over its holders. For

@@ -31,8 +31,8 @@ class Standing:
     """True if no fault has touched the state with which the rank trains."""
     outrun: frozenset[str] = frozenset()
     """The shards of which other ranks have a more complete copy, because those ranks came further
-    in the tail of step `held` (the code between the update and the end of the step). The copies of
-    these shards with which this rank trains do not count."""
+    in the tail of step `held`. The copies of these shards with which this rank trains do not
+    count."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """By shard: the last step whose copy on this rank may be used. Copies of later steps differ
     from those of another rank, and the copies of the other rank are used instead."""
@@ -108,8 +108,8 @@ class Terms:
     """Why the job must end, so that only the strategies `dump` (save and end) and `exit` (end) are
     possible. Empty: every strategy may be chosen."""
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """By rank that has lost its own rank-local state (generators, data position) of some steps, for
-    example because its node was lost: the steps of which this state is still known."""
+    """By rank that has lost its own rank-local state of some steps, for example with its node: the
+    steps of which this state is still known."""
     excluded: frozenset[int] = frozenset()
     """The ranks that are ready to come back to the job, but whose adaptor cannot make their
     rank-local state for the step of the other ranks."""

@@ -14,7 +14,7 @@ from tft.protocol.messages import (
     Verdict,
 )
 
-# ---------------------------------------------------------------- events
+# ---------------------------------------------------------------- events for the rank machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Woken:
 
 RankEvent = Ordered | Locked | Located | Unlocked | Leaving | Left | Done | Withdrawn | Woken
 
-# ---------------------------------------------------------------- commands
+# ---------------------------------------------------------------- commands of the rank machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
