@@ -76,7 +76,7 @@ class Advisors:
     async def advise(self, consult: Consult) -> Advised:
         """
         Ask all plugins for advice on an incident, and return their joined advice. The plugins run
-        on a separate thread, because an external scheduler may take long to answer.
+        on a separate thread, because a plugin may wait long, for example for an external scheduler.
 
         An answer that is not valid is logged and ignored.
         """

@@ -411,7 +411,7 @@ class Recalled:
     """
 
     node: int
-    """The node that reports."""
+    """The node that reports, because it has kept the state."""
     lost: int
     """The node that was lost."""
     rank: int
@@ -425,7 +425,7 @@ class Recalled:
     round: int
     """The round (attempt) of `incident` in which that rollback was made."""
     local_state: dict[int, str]
-    """The rank-local state (hexadecimal), by step."""
+    """By step: the rank-local state (hexadecimal) of the rank at this step."""
     early: tuple[int, ...] = ()
     """The steps whose state in `local_state` was captured before the step had ended. The list is
     empty if this rank was never seen to change its rank-local state so late in a step."""
@@ -460,8 +460,8 @@ class StopRequested:
     signal: int
     """The number of the signal that asked for the end. 0: there was no signal."""
     node: int | None = None
-    """The node whose launcher was asked to end. The job continues without the node if the node's
-    ranks have moved to other nodes, or are about to. None: the whole job is asked to end."""
+    """The node whose launcher was asked to end. The job continues without this node if the node's
+    ranks have moved to other nodes, or are about to move. None: the whole job is asked to end."""
     at: float
 
 
@@ -600,7 +600,8 @@ class SliceDigest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    The status of one rank. The agent reads it from the memory page that it shares with the rank.
+    The status of one rank. The agent of the node reads this status from the memory that it shares
+    with the rank.
     """
 
     rank: int
@@ -1163,8 +1164,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    Order to one process: end, because the controller does not accept this process as the process of
-    `rank`.
+    Order to one process: end. The controller does not accept this process, which has claimed to be
+    the process of `rank`.
     """
 
     epoch: int

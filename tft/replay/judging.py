@@ -74,7 +74,7 @@ class Replay:
 
     run: Run
     machine: Machine
-    """The machine after the last event."""
+    """The job machine after the last event that was replayed."""
     turns: tuple[Turn, ...]
     failed_at: StoryEvent | None = None
     """The event at which the machine raised an exception; later events were not replayed. None if

@@ -98,7 +98,7 @@ class StoryEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """
-    One run of a story, from its beginning to its last written event.
+    One recorded run of a story: the arguments of its job machine, and its events.
     """
 
     opened: Opened
@@ -129,7 +129,7 @@ def _kinds(commands: Sequence[Command]) -> str:
 
 class Story:
     """
-    The file of the story, open for appending.
+    The file of a story, open for appending lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -165,7 +165,7 @@ class Story:
 
     def opened(self, opened: Opened) -> None:
         """
-        Write the line with which a run begins.
+        Write the line with which a run begins. It has the arguments of the run's job machine.
         """
         self._write(opened_line(opened))
 
@@ -182,21 +182,23 @@ class Story:
     def _write(self, line: dict[str, Any]) -> None:  # Any: any JSON value
         self._lines += 1
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
-        # a disk that becomes full accepts a part of the line, and raises an error at the next write
+        # a disk that becomes full accepts a part of the line, and reports the error at the next
+        # write: write until the whole line is accepted
         while left:
             left = left[os.write(self._file, left) :]
 
 
 def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
     """
-    Return the text of a line of a story, with its number.
+    Return the JSON text of a line of a story. `number` is the number of the line, which becomes its
+    field `n`.
     """
     return json.dumps({"n": number, **line}, separators=(",", ":"))
 
 
 def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line with which a run begins.
+    Return the line with which a run begins. It has the arguments of the run's job machine.
     """
     body = msgspec.to_builtins(opened, order="deterministic")
     return {"at": opened.at, "kind": "Opened", "body": body}

@@ -56,7 +56,8 @@ Alike = (
     Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
     | Exited | Faulted
 )  # fmt: skip
-"""The reports that many ranks send at about the same time. The timeline shows them in one line."""
+"""The kinds of reports that many ranks send at about the same time. The timeline shows reports of
+the same kind in one line."""
 
 DONE: dict[str, str] = {
     "freeze": "froze", "stop": "left the loop", "compare": "reported its digests", "load": "loaded the checkpoint",
@@ -341,7 +342,7 @@ def fault_in_words(fault: Fault) -> str:
 
 def ranks_of(ranks: Collection[int]) -> str:
     """
-    Return the ranks in words: `rank 3`, `ranks 0-3, 7`.
+    Return a text that names the ranks, such as `rank 3` or `ranks 0-3, 7`.
     """
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):

@@ -42,7 +42,8 @@ class Captures:
 @dataclass(slots=True)
 class _Sent:
     """
-    What the sending agent knows about the captures of one rank that the keeper has.
+    What the sending agent knows about one rank: which of its captures were sent to the keeper, and
+    which of them the keeper has.
     """
 
     version: Version = (-1, 0)

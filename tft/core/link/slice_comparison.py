@@ -196,7 +196,7 @@ class SliceComparison:
             self._said = compared
             self._verdicts.append(SlicesAgreed(at=0.0, step=compared))
 
-    # ---------------------------------------------------------------- comparing one digest with others
+    # ---------------------------------------------------------------- the digests of one slice
 
     def _take(self, rank: int, digest: SliceDigest) -> None:
         if digest.step <= self.compared:
@@ -213,7 +213,7 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # a rank that sends no digests must not fill the memory
+        if len(self._waiting) > KEPT:  # if a rank sends no digests, those of others must not pile up
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
@@ -297,7 +297,7 @@ class SliceComparison:
             if step > dispute.slice[2]:
                 return  # all gradients came out as before, so they do not show the wrong copy
             if any(rank in before and rank not in now for rank in everyone):
-                return  # a rank has not reported the repeated step yet
+                return  # a rank has not sent its digest of the repeated step yet
             differ = {rank for rank in everyone & before.keys() if now[rank] != before[rank]}
             if differ:
                 changed = tuple(each for each in dispute.holders if dispute.users[each] & differ)

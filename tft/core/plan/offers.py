@@ -109,7 +109,7 @@ class _Case:
     """The steps for which every shard has a sound copy on a rank that can receive orders. If there
     are no such steps: a sentence that says why."""
     lost: frozenset[int]
-    """The members that cannot receive orders."""
+    """The members (ranks that take part in the job) that cannot receive orders."""
 
     def judges(self) -> dict[str, Callable[[], Offer]]:
         return {

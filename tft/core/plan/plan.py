@@ -11,8 +11,8 @@ from tft.core.plan.repair import Repair
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    The plan for one incident. It is made when a strategy is chosen, and holds until training
-    continues. If another fault joins the incident, the plan is dropped and a new one is made.
+    The plan for one incident. The plan is made when a strategy is chosen, and holds until training
+    continues. If another fault joins the incident, the plan is dropped and a new plan is made.
     """
 
     strategy: str

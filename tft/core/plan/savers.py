@@ -13,8 +13,8 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
     """
-    Which rank writes which part of the last checkpoint of one step. If a writer is lost, the plan
-    is dropped and a new one is made.
+    The plan that says which rank writes which part of a last checkpoint. If a writer is lost, this
+    plan is dropped and a new plan is made.
     """
 
     step: int

@@ -83,7 +83,7 @@ Standings = Mapping[int, Standing]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """
-    The conditions that a plan must respect.
+    The conditions of an incident that the plan for this incident must respect.
     """
 
     enabled: frozenset[str]
@@ -97,8 +97,8 @@ class Terms:
     faulty: frozenset[int] = frozenset()
     """The ranks that the faults of the incident name as their cause."""
     replaced: frozenset[int] = frozenset()
-    """The ranks that have lost their process in this incident. They stay in this set when they get
-    another process."""
+    """The ranks that have lost their process in this incident. A rank stays in this set when it
+    gets another process."""
     flapping: Mapping[int, str] = field(default_factory=dict)
     """By rank that has caused too many incidents lately: a sentence that says so."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -111,8 +111,8 @@ class Terms:
     """By rank that has lost its own rank-local state of some steps, for example with its node: the
     steps of which this state is still known."""
     excluded: frozenset[int] = frozenset()
-    """The ranks that are ready to come back to the job, but whose adaptor cannot make their
-    rank-local state for the step of the other ranks."""
+    """The ranks that are ready to come back to the job, but whose adaptor cannot compute their
+    rank-local state for the step at which the other ranks are."""
     strangers: frozenset[int] = frozenset()
     """The ranks that have never reported which shards they hold."""
     successors: frozenset[int] = frozenset()
@@ -120,5 +120,5 @@ class Terms:
     returning: frozenset[int] = frozenset()
     """The ranks that have left the job and are ready to come back to it."""
     reloads: bool = False
-    """True if all ranks of the world take part, and each of them writes checkpoints without tft and
-    can find the newest one itself."""
+    """True if all ranks of the world take part in the job, and each of them writes checkpoints
+    without tft and can find the newest checkpoint itself."""

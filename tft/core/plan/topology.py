@@ -41,7 +41,7 @@ class Replicas:
     """
 
     groups: Mapping[str, tuple[int, ...]]
-    """By shard with several holders: the members that hold it."""
+    """By shard with several holders: the members that hold the shard."""
     names: Mapping[int, Sequence[str]]
     """By member: the names of all its shards. The index of a name in this sequence is the number of
     the shard in the digests that the member sends (`SliceDigest.shard`)."""

@@ -122,13 +122,13 @@ class RankMachine:
 
     def heard(self, order: OrderName) -> bool:
         """
-        Return True if the order has arrived in the present round.
+        Return True if an order with this name has arrived in the present round.
         """
         return order in self._heard
 
     def answered(self, order: OrderName) -> bool:
         """
-        Return True if the order of the present round was answered.
+        Return True if the order with this name was answered in the present round.
         """
         return order in self._answers
 
