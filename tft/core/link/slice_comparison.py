@@ -213,7 +213,7 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # if a rank sends no digests, those of others must not pile up
+        if len(self._waiting) > KEPT:  # limit the memory when a rank sends no digests
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
