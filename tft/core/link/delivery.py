@@ -67,7 +67,7 @@ class Inbox:
         the report as accepted.
 
         Return False for a repeated report. Without `gaps`, also return False for a report that
-        arrives although the report before it was lost. The sender repeats both, in order.
+        arrives although the report before it was lost. The sender repeats both reports, in order.
         """
         expected = self._heard.get(sender, 0) + 1
         if number < expected or (number > expected and not self._gaps):

@@ -1,7 +1,7 @@
 """
 Compare the copies of shards while the job trains. In each step every rank digests one slice of
-each of its shards. With N slices, every byte is so compared once in N steps. The heartbeats of the
-nodes (`Beat`) carry the digests to the controller, where this code compares them.
+each of its shards. So with N slices, every byte is compared once in N steps. The heartbeats of the
+nodes (`Beat`) carry the digests to the controller, where this code compares the digests.
 
 The code is pure. Only its verdicts become events of the job machine (the state machine that makes
 the decisions of the controller).
@@ -45,8 +45,8 @@ class _Steps:
     """How many consecutive steps with equal slices end with `last`. A step that was given up breaks
     the sequence."""
     ahead: set[int] = field(default_factory=set)
-    """The steps after `last` whose slices were equal too. They wait here, because the digests of a
-    step between `last` and them are still missing."""
+    """The steps after `last` whose slices were equal too. These steps wait here, because digests of
+    the step `last` + 1 are still missing."""
 
     def add(self, step: int) -> None:
         """
@@ -74,10 +74,10 @@ class _Dispute:
     other ranks of the holder's model replica. One step later it changes the gradients of all ranks.
     After the incident, the ranks compute these steps again from a sound state, and the new
     gradients are compared with the earlier ones. In the first step in which gradients differ, they
-    differ only in the model replica of the wrong copy. So the holder in that replica had it.
+    differ only in the model replica of the wrong copy. So the holder in that replica is found.
 
-    If no gradients differ, the wrong numbers have not spread to them. Then the slice that is
-    computed again equals the right one of the copies.
+    If no gradients differ, the wrong numbers have not spread. Then the slice that is computed again
+    equals the slice of the right copy.
     """
 
     incident: int | None = None
@@ -98,9 +98,9 @@ class _Dispute:
 
 class SliceComparison:
     """
-    Compares the slices of one job. The controller passes every heartbeat to this object. It fetches
-    the verdicts (`verdict`) one after another and passes them to the job machine. When the ranks
-    resume after an incident, verdicts that the controller has not fetched are dropped.
+    Compares the slices of one job. The controller passes every heartbeat to this object. Then the
+    controller fetches the verdicts (`verdict`) one after another and passes them to the job
+    machine. When the ranks resume after an incident, verdicts that were not fetched are dropped.
     """
 
     def __init__(self) -> None:
