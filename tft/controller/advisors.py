@@ -1,7 +1,8 @@
 """
 The plugins in the controller's process. The controller notifies them of events of the job, and asks
 them for advice on incidents. An exception of a plugin is logged, and the job goes on
-(`call_guarded`). Advice reaches the job machine as an event.
+(`call_guarded`). The job machine (the state machine that makes the decisions) gets the advice as an
+event.
 """
 
 import asyncio
@@ -34,15 +35,17 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Return True if some plugin gives advice (implements `tft_advise`).
+        Return True if some plugin gives advice, which means that it implements the hook
+        `tft_advise`.
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
 
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Tell the plugins that this controller leads, and give them `report`. A plugin may call
-        `report` with a message at any time, which then counts as a report of the job. If the
-        message is not valid, `report` raises `UsageError` in the plugin.
+        Tell the plugins that this controller leads, and give them a function `report`. A plugin may
+        call this function with a message at any time. The controller handles the message like a
+        report that came over the bus. If the message is not valid, `report` raises `UsageError` in
+        the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -50,14 +53,15 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Pass an event that is of interest to operators, with its facts, to the plugins.
+        Pass an event that is of interest to operators to the plugins. `event` is its name, and
+        `facts` are the details by name.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
-        Start to ask all plugins for advice on an incident, and return at once. `report` is called
-        with their joined advice when all plugins have answered.
+        Start to ask all plugins for advice on an incident, and return at once. When all plugins
+        have answered, `report` is called with one message that joins their advice.
         """
 
         async def ask() -> None:
@@ -72,7 +76,7 @@ class Advisors:
     async def advise(self, consult: Consult) -> Advised:
         """
         Ask all plugins for advice on an incident, and return their joined advice. The plugins run
-        on a separate thread, because an external scheduler may take long to answer.
+        on a separate thread, because a plugin may wait long, for example for an external scheduler.
 
         An answer that is not valid is logged and ignored.
         """
@@ -98,7 +102,7 @@ Said = TypeVar("Said", bound=OutsideReport)
 def checked(message: Said) -> Said:
     """
     Return `message` itself if it is a valid report. An invalid message must not get into the story
-    (the record of all events), because then no later controller could read the story.
+    (the record of all events), because then a restarted controller could not read the story.
 
     Raises `UsageError`, which says what is wrong, when the message is not valid.
     """
@@ -113,8 +117,8 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the description of an incident that plugins get: its faults, the strategies that are
-    offered, and the ranks.
+    Return the description of an incident that plugins get: the faults of the incident, the
+    strategies that the controller offers, and the ranks.
     """
     return IncidentView(
         number=consult.incident,
@@ -143,8 +147,9 @@ def view(consult: Consult) -> IncidentView:
 
 def joined(consult: Consult, answers: list[Advice]) -> Advised:
     """
-    Combine the advice of several plugins. The first advice that names a strategy is used. The
-    vetoes of all plugins apply, and so does the longest wait that a plugin asks for.
+    Combine the advice of several plugins on an incident into one report. The strategy comes from
+    the first advice that names one. The vetoes of all plugins apply, and so does the longest wait
+    that a plugin asks for.
     """
     named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
     return Advised(

@@ -17,8 +17,8 @@ from tft.plugins import call_guarded
 
 class ReportFile:
     """
-    Writes the report of a job. Plugins can add the time at which a fault really happened
-    (`tft_fault_moment`), for example a plugin that causes faults on purpose.
+    Writes the report of a job. Through the hook `tft_fault_moment`, a plugin can add the time at
+    which a fault really happened. A plugin that causes faults on purpose knows this time.
     """
 
     def __init__(self, settings: JobSettings, plugins: pluggy.PluginManager) -> None:
@@ -28,8 +28,9 @@ class ReportFile:
 
     def earlier(self, what: str) -> list[dict[str, object]]:
         """
-        Return the entries under the name `what` in the report of earlier runs in this directory.
-        The list is empty when the job does not resume, or when there is no report.
+        Return the list that the report of earlier runs in this run directory has under the key
+        `what`, such as `incidents`. The list is empty if this run does not resume an earlier one,
+        or if there is no report.
         """
         if not self._settings.resume or not self._path.exists():
             return []
@@ -38,7 +39,7 @@ class ReportFile:
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
-        Write the report of a job that is over. The entries of earlier runs are kept.
+        Write the report of a job that is over. What the report says about earlier runs is kept.
 
         `unprotected_steps` is the number of steps of this run in which no other node had the
         rank-local state of a rank before its update window opened.

@@ -1,8 +1,9 @@
 """
 The controller's process around the job machine, which is the state machine that decides. The
-process turns messages from the bus into events, and lets the machine handle each event. It writes
-the event to the story (the record of all events), and publishes the machine's orders on the bus.
-One timer wakes the machine at its next deadline. No decision about recovery is made in this file.
+process turns messages from the bus into events, and lets the machine handle each event. Then the
+process writes the event to the story (the record of all events), and publishes the orders that the
+machine has returned. One timer wakes the machine at its next deadline. No decision about recovery
+is made in this file.
 """
 
 import asyncio
@@ -40,18 +41,19 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
-"""The time in seconds after which an order that is not answered is sent again."""
+"""The time in seconds after which an order is sent again if no answer has come."""
 LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
-when there is nothing new to acknowledge. It is long because every rank reads each `Lead`."""
+when there is nothing new to say. The time is long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""The number of the latest warnings about malformed messages that are remembered. A remembered
-warning is not logged again."""
+"""How many warnings about malformed messages are remembered. A remembered warning is not logged
+again."""
 FAREWELL = 3.0
 """The time in seconds that the controller waits at its end for the agents to learn that the job is
 over and to disconnect."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
-"""The states in which ranks are expected to make progress."""
+"""The states of the job in which ranks are expected to make progress. A standstill in any other
+state is not reported."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -69,8 +71,9 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The three objects that examine the beats (the agents' status messages). They read no clock and
-    send nothing. Beats themselves are not events of the machine; only the findings become events.
+    The three objects that examine the beats (the agents' status messages). These objects read no
+    clock and send nothing. A beat is not an event of the job machine. Only what these objects find
+    in the beats becomes such an event.
     """
 
     hang_detection: HangDetection
@@ -80,8 +83,8 @@ class _Beats:
 
 class Controller:
     """
-    One controller of one job. If the run has a story already, because an earlier controller led it,
-    this controller continues from the story.
+    One controller of one job. If this run of the job has a story (recorded events) already, because
+    an earlier controller led the run, this controller continues from the story.
     """
 
     def __init__(self, settings: JobSettings, story: Story) -> None:
@@ -97,7 +100,7 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        # ranks that an earlier controller has started may be training now
+        # start the comparison now: ranks that an earlier controller has started may be training
         self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
@@ -133,8 +136,9 @@ class Controller:
 
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
-        Go on from the readable part of a damaged story, so that the ranks save a last checkpoint.
-        Raises `damage` if too little of the story is readable for that.
+        Bring the machine to the state that follows from the readable part of a damaged story, so
+        that the ranks can still save a last checkpoint. Raises the exception `damage` if too little
+        of the story is readable for that.
         """
         told = salvaged_run(path, self._settings.job, self._settings.run)
         if told is None:
@@ -143,7 +147,7 @@ class Controller:
         self._inbox = Inbox(gaps=True)
         try:
             machine = self._replayed(opened, events)
-        # without the lost events, a remaining event may be impossible and raise any exception
+        # because other events are lost, an event may be impossible and raise any exception
         except Exception as error:
             raise damage from error
         log.error("story_damaged", lost=self._lost, why=str(damage))
@@ -184,15 +188,15 @@ class Controller:
             at=self._clock.now(),
         )
 
-    # ---------------------------------------------------------------- the loop
+    # ---------------------------------------------------------------- hearing and sending messages
 
     async def run(self) -> int:
         """
-        Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
-        is no outcome.
+        Lead the job until it is over. Return the exit code of the job's outcome, or 4 if there is
+        no outcome.
         """
-        # the epoch must be higher than any earlier one, and each lost event may have been the start
-        # of a controller, which used one epoch
+        # the epoch is the number of this controller, and must be higher than any earlier one. Each
+        # lost event may have been the start of a controller, which used one epoch
         epoch = self._machine.epoch + 1 + self._lost
         sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
@@ -204,8 +208,8 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
-            # name these nodes to the plugins: they joined an earlier controller, and will not join
-            # again
+            # name the nodes that have joined already to the plugins: these nodes have joined under
+            # an earlier controller, and will not join again
             self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             # a node may have been lost while no controller led: count its silence from now on
@@ -260,7 +264,7 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    # send a `Lead` at once: a command such as `tft pause` waits for the first one
+                    # send a `Lead` at once: a command such as `tft pause` waits for a `Lead` first
                     self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)
@@ -280,7 +284,7 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            # send the message `Lead` at once: it tells the ranks which step's copies are equal, and
+            # send a `Lead` at once: it names the newest step at which all copies were equal, which
             # ranks that keep copies in host memory need to know
             self._news.set()
         for node in self._beats.hang_detection.silent(now):
@@ -319,8 +323,9 @@ class Controller:
 
     async def _farewell(self, bus: Bus) -> None:
         """
-        Wait until every agent has disconnected, for `FAREWELL` seconds at most. Meanwhile other
-        tasks of this process repeat the last orders, so that each agent receives them.
+        Wait until every agent has disconnected from the bus, for `FAREWELL` seconds at most.
+        Meanwhile other tasks of this process repeat the last orders, so that each agent receives
+        these orders.
         """
         try:
             async with asyncio.timeout(FAREWELL):
@@ -330,7 +335,7 @@ class Controller:
         except TimeoutError:
             log.warning("agents_still_present", nodes=sorted(self._nodes))
 
-    # ---------------------------------------------------------------- events and commands
+    # ---------------------------------------------------------------- events of the job machine
 
     def _feed(self, event: Event) -> None:
         before = self._machine.state
@@ -348,8 +353,9 @@ class Controller:
 
     def _compare_slices(self) -> None:
         """
-        Start to compare the digests that ranks send while they train (one slice of the state in
-        each step). Digests from before the last incident are ignored from now on.
+        Start to compare the digests that ranks send while they train. In each step a rank sends the
+        digest of one slice of its state. Digests from before the last incident are ignored from now
+        on.
         """
         machine = self._machine
         if machine.attempt is not None:
@@ -366,7 +372,8 @@ class Controller:
         before = self._machine.state
         try:
             commands = self._machine.handle(event)
-            # checked only after a change of state: the check takes time for each rank of the job
+            # check the invariants of the machine only after a change of state, because the check
+            # takes time for each rank of the job
             if self._machine.state is not before:
                 self._machine.check()
         except Exception:
@@ -390,15 +397,15 @@ class Controller:
 
     def _tell(self, event: str, **facts: object) -> None:
         """
-        Log an event that is of interest to an operator, and send it to the plugins.
+        Log an event that is of interest to an operator, and pass the event to the plugins.
         """
         log.info(event, **facts)
         self._advisors.told(event, facts)
 
     def _own(self, message: OutsideReport) -> None:
         """
-        Handle a report that was made in this process. The report needs no number, because it does
-        not travel over the bus, where it could be lost or repeated.
+        Handle a report that was made in this process, for example by a plugin. The report needs no
+        number, because it does not travel over the bus, where it could be lost or repeated.
         """
         self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
@@ -417,8 +424,8 @@ class Controller:
 
 class Warnings:
     """
-    The warnings about malformed messages. Each is logged once, because a sender that gets no answer
-    repeats its message forever.
+    The warnings about malformed messages. Each warning is logged once, because a sender whose
+    message gets no answer repeats this message forever.
     """
 
     def __init__(self) -> None:
@@ -426,7 +433,8 @@ class Warnings:
 
     def malformed(self, why: str) -> None:
         """
-        Log why a message is malformed, unless the same reason is among the last `REMEMBERED` ones.
+        Log why a message is malformed, unless the same reason was logged already and is still
+        remembered (see `REMEMBERED`).
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
@@ -435,19 +443,19 @@ class Warnings:
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     """
-    Call `act` on the event loop. This function may be called on any thread. It does nothing when
-    the loop is closed, as after the end of the job.
+    Let the event loop `loop` call the function `act`. `_soon` may be called on any thread. It does
+    nothing when the loop is closed, as after the end of the job.
     """
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(act)
 
 
-# Any: asyncio passes values of several types
+# Any: asyncio puts values of several types into `context`
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
-    End the process at once with status 70, after an exception in a callback. A controller that has
-    failed to handle an event must not go on; `tft run` starts another one, which continues from the
-    story.
+    End the process at once with exit code 70, after an exception in a callback. A controller that
+    has failed to handle an event must not go on. `tft run` starts another controller, which
+    continues from the story (the recorded events).
     """
     log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)

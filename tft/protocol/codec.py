@@ -2,11 +2,12 @@
 Converts messages to bytes and back.
 
 On the bus, a message is encoded as MessagePack. In the story (the recorded events of a run), a
-message is a line of JSON. So this file also converts messages to and from plain values.
+message is a line of JSON. So this file also converts messages to and from plain values, such as
+dicts and lists.
 
-Only this file imports `msgpack`. Received content is checked field by field for its type before
-other code sees the content. Invalid content raises `MalformedMessage`, which says what was received
-and from which sender.
+Only this file imports `msgpack`. The types of all received fields are checked before other code
+sees the message. An invalid message raises `MalformedMessage`, which says what was received and
+from which sender.
 """
 
 import math
@@ -20,9 +21,10 @@ from tft.protocol.messages import MESSAGES, VERSION, Envelope, Message
 
 FRAME_LIMIT = 64 * 2**20
 """
-The maximum size of a frame in bytes. The largest message is a `Save` with the rank-local state of
-ranks that cannot write their own: at most 512 KiB of hexadecimal for each rank, so a hundred ranks
-fit. The state of models is never sent this way.
+The maximum size in bytes of a frame, which is one encoded message. The largest message is `Save`,
+the order to write a last checkpoint. It carries the rank-local state of ranks that cannot write
+their own: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of models
+is never sent in a frame.
 """
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
@@ -30,16 +32,16 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
 
 class _Wire(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
-):  # not a dataclass: the wire field `from` is a keyword in Python, so a field must be renamed
+):  # not a dataclass: the field `from` of a frame is a Python keyword, and a struct can rename it
     v: int
     job: str
     sender: str
     number: int
     kind: str
-    body: dict[str, Any]  # Any: which fields it has depends on `kind`; `_message` checks them
+    body: dict[str, Any]  # Any: the fields of the body depend on `kind`; `_message` checks them
 
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- messages as bytes
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -125,13 +127,13 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
 
 def _brief(words: str) -> str:
     """
-    Return the text `words`, cut to 200 characters, so that a text from another process cannot fill
-    the log.
+    Return the text `words`, cut to 200 characters and an ellipsis, so that a long text from another
+    process cannot fill the log.
     """
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 
-# ---------------------------------------------------------------- values of messages
+# ---------------------------------------------------------------- messages as plain values
 
 
 def to_plain(message: Message) -> tuple[str, dict[str, object]]:
@@ -144,15 +146,15 @@ def to_plain(message: Message) -> tuple[str, dict[str, object]]:
 
 def from_plain(kind: str, body: dict[str, object]) -> Message:
     """
-    Return the message of class `kind` with the fields `body`. This is the inverse of `to_plain`;
-    its result may have been stored as JSON in between.
+    Return the message whose class has the name `kind` and whose fields have the values `body`. This
+    is the inverse of `to_plain`. The values may have been stored as JSON in between.
 
     Raises `MalformedMessage` if the values do not form a valid message.
     """
     return _message(kind, body, str_keys=True)
 
 
-# Any: values that are not checked yet
+# Any: the values in `body` are not checked yet
 def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     try:
         shape = _KINDS[kind]
@@ -171,7 +173,7 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: has the shape of `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: a value nested like `came`
     """
     Return a text about an error in received fields that msgspec does not detect, or None if there
     is no such error.
@@ -221,7 +223,7 @@ def pack(content: object) -> bytes:
     return packed
 
 
-# Any: any plain value may have been packed; the caller checks it
+# Any: any plain value may have been packed; the caller checks its type
 def unpack(packed: bytes | memoryview) -> Any:
     """
     Decode the result of `pack`. A tuple comes back as a list.

@@ -10,9 +10,9 @@ repeats a report until the controller has acknowledged the report.
 Orders go from the controller to ranks and agents. The controller repeats an order until the order
 is answered.
 
-`Beat` and `Lead` describe a current status and are sent repeatedly. Only the newest `Beat` or
-`Lead` of a sender matters. The same holds for `LocalStates` and `LocalStatesKept`, which agents
-send to each other.
+`Beat` (status of ranks) and `Lead` (status of the controller) are sent repeatedly. Only the newest
+`Beat` or `Lead` of a sender matters. The same holds for `LocalStates` and `LocalStatesKept`, by
+which agents keep the rank-local state of other nodes.
 
 Some fields have the same meaning in all messages. Ranks are global ranks. Steps are optimizer
 steps, counted from 1; step 0 means that no step has been done. `at` is the time when the message
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 12
-"""The version of the protocol. Increase it when the fields of a message change. A message from a
-process with another version is refused with an error."""
+"""The version of the protocol. Increase this number when the fields of a message change. A message
+from a process with another version is refused with an error."""
 
 FaultKind = Literal[
     "process", "node", "memory", "network", "numeric", "hang", "straggler", "corruption", "software"
@@ -52,11 +52,11 @@ class Position:
     window: bool
     """True while the update window of step `step` + 1 is open."""
     tail: bool = False
-    """True while the loop has not reached the end of step `step`. Its code after the update window,
-    such as a scheduler's step or an evaluation, may have run in part."""
+    """True while the training loop has not reached the end of step `step`. The code of the loop
+    after the update window, such as a scheduler's step or an evaluation, may have run in part."""
     after: bool = False
-    """True if functions of the user that tft calls after step `step` (`session.after_step`) are
-    running or still to be called."""
+    """True if tft has not completed the calls of the user's functions that follow step `step`
+    (`session.after_step`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ class Joined:
 
     rank: int
     incarnation: int
-    """How many processes this rank was given before. The controller counts, and the process gets
-    the number from its agent."""
+    """How many processes this rank had before this process. The controller counts them, and the
+    process gets the number from its agent."""
     world: int
     pid: int
     started: int
@@ -110,7 +110,7 @@ class Joined:
     """HOST:PORT where this rank serves its shards to other ranks."""
     adaptor: str
     strategies: tuple[str, ...]
-    """The strategies that the adaptor supports."""
+    """The recovery strategies (`retry`, `recover`, …) that the adaptor supports."""
     derives: bool = False
     """True if the adaptor can compute the rank-local state of this rank from a step number alone,
     when the captured rank-local state is lost."""
@@ -130,15 +130,16 @@ class Ready:
     shards: tuple[ShardCopies, ...]
     column: tuple[int, ...] = ()
     """The ranks of the model replica of this rank (the ranks that hold the whole model together).
-    They leave and return only together when the job shrinks or grows. Empty: this rank alone."""
+    When the job shrinks or grows, these ranks leave and return only together. Empty: this rank
+    holds the whole model alone."""
     reloads: bool = False
     """True if the user's program writes checkpoints without tft, and can find and load the newest
-    of them when the order `Reload` asks for that."""
+    such checkpoint when the order `Reload` asks for that."""
     strategies: tuple[str, ...] = ()
-    """The strategies that the adaptor supports with this training state. Empty: the strategies that
-    the rank has named in `Joined`."""
+    """The recovery strategies that the adaptor supports with this training state. Empty: the
+    strategies that the rank has named in `Joined`."""
     after: float = 0.0
-    """The longest time in seconds that the user's functions may take that tft calls after a step
+    """The limit in seconds for the user's functions that tft calls after a step
     (`session.after_step`). 0: there are no such functions."""
     at: float
 
@@ -148,8 +149,8 @@ class StepNumbers:
     """
     Digests of the losses and gradient norms that a rank has computed in one step.
 
-    If the step is computed a second time, equal digests show that the rank has computed the same
-    numbers again.
+    If the step is computed a second time, its digests are compared with the first ones. Equal
+    digests show that the rank has computed the same numbers again.
     """
 
     own: str
@@ -171,7 +172,7 @@ class Faulted:
     incarnation: int
     kind: FaultKind
     step: int
-    """The step that was being computed."""
+    """The step that was being computed when the exception was raised."""
     summary: str
     """The exception's type and message, in one line."""
     traceback: str
@@ -180,14 +181,15 @@ class Faulted:
     """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
     state of `position.step` is used."""
     not_after: int | None = None
-    """The last step whose copies are not affected: the error happened after that step, and was only
-    noticed later. Copies of later steps are not used. None: the error is not known to be older."""
+    """The last step whose copies are not affected, if the error happened earlier than the rank has
+    noticed it. Copies of later steps are not used. None: the error is not known to be older."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
     refused: StepNumbers | None = None
-    """The numbers because of which the rank has refused the update of `step`, for example a loss
-    that is NaN. The state is not changed then. None: the fault is not such a refusal."""
+    """Digests of the numbers because of which the rank has refused the update of `step`, for
+    example of a loss that is NaN. Such an update has not changed the state. None: the fault is not
+    such a refusal."""
     at: float
 
 
@@ -214,34 +216,36 @@ class Answered:
     """The earlier steps of which this rank keeps a copy of the complete state in memory."""
     waiting: bool = False
     """For `freeze`: True if the training thread waits for other ranks in a collective, or is not in
-    the training loop. So this rank is not the one that hangs."""
+    the training loop. When the job hangs, such a rank is not the cause."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """For `compare`, `fetch`, `restore` and `reload`: digests of the state of step `held`, by shard
     and part of the shard. An empty digest means that the part is not compared, because ranks have
-    different content there by design. An empty dict means that the rank has no complete state, or
-    that its state cannot be compared."""
+    different content in this part by design. An empty dict means that the rank has no complete
+    state, or that its state cannot be compared."""
     compared: float = 0.0
     """The time in seconds that the rank needed to compute the digests."""
     line: str = ""
-    """For `stop`: the line of the script (FILE:LINE) at which the loop was left, if it was left in
-    the tail of step `held`. Empty: it was not left in a tail."""
+    """For `stop`: the line of the script (FILE:LINE) at which the training thread left the loop, if
+    it left the loop in the tail of step `held`. Empty: it did not leave the loop in a tail."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: the ranks from which this rank did not use the shard, each with the reason."""
+    """For `fetch`: by rank that was asked for a shard but did not deliver it as needed: what went
+    wrong. This rank has fetched the shard from other ranks."""
     inexact: tuple[str, ...] = ()
-    """What the loop of this rank does in its tails that an incident cannot undo or repeat exactly,
-    one sentence for each habit."""
+    """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
+    such as code in the tail that draws random numbers."""
     tails: bool = False
-    """True if the loop of this rank marks the end of each step. A step then ends later than its
-    update window."""
+    """True if the loop of this rank marks the end of each step. Then a step does not end with its
+    update window, but at this mark."""
     files: tuple[SavedFile, ...] = ()
     """For `save`: the files that were written."""
     verdict: Verdict = "pass"
-    """For `check`: the result."""
+    """For `check`: the result of the check."""
     finding: str = ""
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     local_state: dict[int, str] = field(default_factory=dict)
     """For a `save` that failed: the rank-local state that this rank captured last (hexadecimal), by
-    step. The job may now have to save an earlier step, and another rank writes this state then."""
+    step. Another rank can then write this state into the checkpoint, which may now have to be that
+    of an earlier step."""
     began: float
     """The time at which the rank began to carry out the order, on the same clock as `at`."""
     at: float
@@ -259,7 +263,7 @@ class Trained:
     incarnation: int
     step: int
     numbers: StepNumbers | None = None
-    """Digests of what the rank has computed in this step. None: no plugin watches the numbers."""
+    """Digests of the losses and gradient norms of this step. None: no plugin watches them."""
     at: float
 
 
@@ -276,8 +280,8 @@ class Finished:
     step: int
     """The last step that was done."""
     sliced: bool = False
-    """True if slices of the rank's copies were compared while training (`tft_integrity`). Then the
-    controller has the whole copies compared once more before the job is complete."""
+    """True if slices of the rank's copies were compared while the rank trained (plugin
+    `tft_integrity`). Then the controller has whole copies compared before the job is complete."""
     at: float
 
 
@@ -295,7 +299,7 @@ class Checkpointed:
     step: int
     """The step whose end state the checkpoint holds."""
     compared: bool = False
-    """True if all copies of the checkpoint's state were found equal at that step."""
+    """True if the copies on all ranks of the state in the checkpoint were found equal."""
     at: float
 
 
@@ -314,13 +318,13 @@ class CheckpointFailed:
     """The step whose end state the checkpoint would have held."""
     why: str
     differ: bool = False
-    """True if the copies of a shard differ between ranks, which is a fault. False: the checkpoint
-    failed for another reason, and training continues."""
+    """True if the copies of a shard differ between ranks, which counts as a fault. False: the
+    checkpoint failed for another reason, and training continues."""
     wrong: tuple[int, ...] = ()
     """The ranks whose copies are wrong. Empty: the wrong copies are not known."""
     unsliced: bool = False
-    """True if the copies differ in a part that is not in the slices compared while training. So an
-    earlier equal comparison of slices says nothing about that part."""
+    """True if the copies differ in a part that is in no slice. Slices are compared while the job
+    trains, so an earlier comparison says nothing about such a part."""
     at: float
 
 
@@ -338,7 +342,8 @@ class NodeJoined:
     pid: int
     ranks: tuple[int, ...]
     spare: int = 0
-    """The number of further ranks for which the node has room, to replace ranks of a lost node."""
+    """The number of further ranks for which the node has room, so that ranks of a lost node can be
+    started here."""
     at: float
 
 
@@ -367,7 +372,8 @@ class Exited:
     code: int
     """The exit status, or the negative number of the signal that ended the process."""
     position: Position
-    """The last position, read from the shared memory that the process left behind."""
+    """The last position of the rank in its training loop, as the agent has read it from the shared
+    memory that the process left behind."""
     stack: str
     """The stacks of the threads, which the process wrote before it was killed (`Kill.last_words`).
     Empty: the process was not asked for them, or did not write them."""
@@ -401,11 +407,11 @@ class Recalled:
     """
     Report of an agent: the rank-local state of a rank of a lost node, which this node has kept.
 
-    It is the answer to `Recall`.
+    This report is the answer to the order `Recall`.
     """
 
     node: int
-    """The node that reports."""
+    """The node that reports, because it has kept the state."""
     lost: int
     """The node that was lost."""
     rank: int
@@ -413,16 +419,16 @@ class Recalled:
     """The incarnation of the process that captured the state. -1: this node has kept nothing of
     the rank."""
     incident: int
-    """The number of the incident in which the rank was last rolled back before these captures. If
-    the rank was rolled back again later, the controller ignores captures of steps that this later
-    rollback has given up."""
+    """The number of the incident in which the rank was last rolled back before this state was
+    captured. If the rank was rolled back again later, the controller ignores the captured state of
+    steps that this later rollback has given up."""
     round: int
     """The round (attempt) of `incident` in which that rollback was made."""
     local_state: dict[int, str]
-    """The rank-local state (hexadecimal), by step."""
+    """By step: the rank-local state (hexadecimal) of the rank at this step."""
     early: tuple[int, ...] = ()
-    """The steps whose state here was captured before the step had ended. A step is listed only if
-    this rank is known to change its rank-local state between that moment and the end of a step."""
+    """The steps whose state in `local_state` was captured before the step had ended. The list is
+    empty if this rank was never seen to change its rank-local state so late in a step."""
     at: float
 
 
@@ -431,8 +437,8 @@ class NodeLost:
     """
     Report: the agent of a node has ended or is silent, so the node is lost.
 
-    The launcher reports that the agent's process has ended. The controller makes the report itself
-    if it has not heard from the agent for too long.
+    The launcher sends this report when the agent's process has ended. The controller makes the
+    report itself when it has not heard from the agent for too long.
     """
 
     node: int
@@ -454,8 +460,8 @@ class StopRequested:
     signal: int
     """The number of the signal that asked for the end. 0: there was no signal."""
     node: int | None = None
-    """The node whose launcher was asked to end. The job continues without the node if the node's
-    ranks have moved to other nodes, or are about to. None: the whole job is asked to end."""
+    """The node whose launcher was asked to end. The job continues without this node if the node's
+    ranks have moved to other nodes, or are about to move. None: the whole job is asked to end."""
     at: float
 
 
@@ -490,10 +496,11 @@ class ResumeRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRequested:
     """
-    Report: a person or program asks to move these ranks to other processes while training goes on.
+    Report: a person or program asks to replace the processes of these ranks by processes on other
+    nodes, while training goes on.
 
-    All named ranks move at the same time, to nodes that have room, as soon as enough room is free.
-    A new request replaces an earlier one: a rank that only the earlier request names is not moved.
+    All named ranks move at the same time, as soon as nodes have enough room for all of them. A new
+    request replaces an earlier request: a rank that only the earlier request names is not moved.
     """
 
     ranks: tuple[int, ...]
@@ -505,9 +512,8 @@ class SwitchRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """
-    Report: an observer, a scheduler or an operator has noticed a fault of a rank.
-
-    The rank itself has not reported this fault.
+    Report: an observer, such as a plugin, a scheduler or an operator, has noticed a fault of a
+    rank. The rank itself has not reported this fault.
     """
 
     rank: int
@@ -517,8 +523,8 @@ class Noticed:
     """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
     state after that update is used."""
     not_after: int | None = None
-    """The last step whose copies are not affected. Copies of later steps are not used. None: not
-    known."""
+    """The last step whose copies the fault has not affected. Copies of later steps are not used.
+    None: this step is not known."""
     at: float
 
 
@@ -539,14 +545,14 @@ class Advised:
     base: str = ""
     """If `strategy` is a new name of the plugin: the strategy of which it is a variant."""
     not_after: int | None = None
-    """If `strategy` is a new name of the plugin: all ranks return to the end of this step or of an
-    earlier step. None: the plugin sets no limit."""
+    """If `strategy` is a new name of the plugin: the last step to whose end the ranks may return.
+    None: the plugin sets no limit."""
     skip: int = 0
     """If `strategy` is a new name of the plugin: the number of batches to draw and drop after the
-    return."""
+    ranks have returned to an earlier step."""
     replace: tuple[int, ...] = ()
-    """If `strategy` is a new name of the plugin: ranks that get another process although their
-    process is alive."""
+    """If `strategy` is a new name of the plugin: the ranks whose process is replaced by another
+    process although it is alive."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be followed in this incident."""
     wait: float = 0.0
@@ -555,7 +561,7 @@ class Advised:
     at: float
 
 
-# ---------------------------------------------------------------- current status, sent repeatedly
+# ---------------------------------------------------------------- status messages, sent repeatedly
 
 
 UNSLICED = "buffer "
@@ -568,9 +574,10 @@ class SliceDigest:
     """
     The digest of one slice of a shard at the end of a step, as one rank has computed it.
 
-    Slices are digested to compare the copies of a shard while the job trains. With `number` -1 the
-    digest is not of a slice, but of what the rank alone contributed to the gradients of the step.
-    Such a digest is compared only with that of the same rank when the step is computed again.
+    Slices are digested to compare the copies of a shard while the job trains. If `number` is -1,
+    the message has the digest of what the rank alone contributed to the gradients of the step, and
+    not of a slice. Such a digest is compared only with one from the same rank: that of the same
+    step, computed again after an incident.
     """
 
     incident: int
@@ -578,10 +585,10 @@ class SliceDigest:
     with the same `incident` and `round` are compared, because a step that is computed again after
     an incident may have another result."""
     round: int
-    """The last round (attempt) of `incident`."""
+    """The last round of `incident` (the last attempt to recover from it)."""
     step: int
     number: int
-    """The number of the slice, from 0, or -1."""
+    """The number of the slice within the shard, from 0. -1: the digest is of gradients."""
     of: int
     """The number of slices into which the shard is cut. One slice is digested in each step."""
     shard: int
@@ -593,26 +600,27 @@ class SliceDigest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    The status of one rank. The agent reads it from the memory page that it shares with the rank.
+    The status of one rank. The agent of the node reads this status from the memory that it shares
+    with the rank.
     """
 
     rank: int
     incarnation: int
     position: Position
     training: bool
-    """True if the rank is inside the user's function `train`. A rank outside of it may be without
-    progress for long, so only a rank inside of it can count as hanging."""
+    """True if the rank is inside the user's function `train`. Outside of this function a rank may
+    make no progress for long without hanging, so its standstill is not counted."""
     moved: float
     """The time when the training thread last made progress (CLOCK_MONOTONIC, seconds)."""
     digests: tuple[SliceDigest, ...] = ()
-    """The newest slice digests of the rank. The next `Beat` messages repeat them, in case this one
-    is lost."""
+    """The newest slice digests of the rank. The following `Beat` messages repeat these digests, in
+    case this message is lost."""
     kept: int = 0
-    """The step of the newest copy of its whole state that the rank keeps in host memory
-    (`--backup-every`). 0: the rank has no such copy."""
+    """The step of the newest copy of the rank's state in host memory (option `--backup-every`). 0:
+    the rank has no such copy."""
     unprotected: int = 0
-    """How many update windows of the rank have opened although no other node had the rank-local
-    state of the step yet. If the node is lost at such a moment, that state is lost."""
+    """How many update windows of the rank have opened before another node had a copy of the
+    rank-local state of the step. If the node is lost at such a moment, that state is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -637,24 +645,24 @@ class Lead:
 
     epoch: int
     heard: dict[str, int]
-    """By sender (for example `rank.3/1.4711`, `node.0/0`): the highest number of a report that the
-    controller has handled. The sender stops repeating its reports up to this number."""
+    """By sender (for example `rank.3/1.4711`, `node.0/0`): the highest number of a report from this
+    sender that the controller has handled. The sender stops repeating reports up to this number."""
     state: str = ""
     """The name of the job's state, one of the states in `docs/reference/machine.md`."""
     incident: int = 0
     """The number of the newest incident; 0 before the first."""
     check: str = ""
-    """The result of the last check that was asked for: `passed`, or a sentence that says why it has
-    not passed. Empty: there is no result yet."""
+    """The result of the last requested check of links and devices: `passed`, or a sentence that
+    says what was found. Empty: there is no result yet."""
     compared: int | None = 0
     """The newest step at whose end all copies of every shard are known to have been equal. None:
     every shard has only one holder, so there is nothing to compare."""
     kept_by: dict[int, int] = field(default_factory=dict)
-    """By node: the other node that keeps the rank-local state of the node's ranks, in case the node
-    is lost. A node for which no other node does that is not listed."""
+    """By node: the other node that keeps copies of the rank-local state of this node's ranks, in
+    case this node is lost. A node without such a keeper has no entry."""
 
 
-# ---------------------------------------------------------------- between agents
+# ---------------------------------------------------------------- messages between agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -672,9 +680,9 @@ class Capture:
     """The XXH3-128 of the captured state, hexadecimal. It is the key in `LocalStates.contents`.
     Captures of equal states have the same key."""
     sure: bool
-    """True if this capture may be used. It may be used if the all-reduces of the step are complete,
-    or if in all earlier steps of the process the state did not change between its capture and the
-    completion of the all-reduces."""
+    """True if this capture may be used. This is so if the all-reduces of the step are complete. It
+    is also so if, in all earlier steps of the process, the state did not change between its capture
+    and the completion of the all-reduces."""
     ended: bool
     """True if the rank has ended the step, so the state of this step does not change any more."""
 
@@ -682,17 +690,18 @@ class Capture:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStates:
     """
-    All valid captures of a rank, sent from its agent to the agent of another node, which keeps them
-    in case this node is lost.
+    All valid captures of a rank. The agent of the rank sends this message to the agent of another
+    node, which keeps the captures in case the sender's node is lost.
 
-    The receiver drops all captures of the rank that are not listed here. The sender repeats the
-    message until `LocalStatesKept` answers it.
+    The receiver drops all captures of the rank that are not listed in this message. The sender
+    repeats the message until `LocalStatesKept` answers it.
     """
 
     node: int
     """The node that sends."""
     pid: int
-    """The pid of the agent that sends. If the node gets another agent, `number` starts anew."""
+    """The pid of the agent that sends the message. If the node gets another agent, `number` starts
+    anew."""
     rank: int
     incarnation: int
     """The newest incarnation of the rank on this node."""
@@ -704,18 +713,20 @@ class LocalStates:
     """How many captures the rank had written to its page (the memory that it shares with the agent)
     when the agent read the page. A higher number is newer."""
     changes: bool
-    """True if the rank-local state of this rank was seen to change after the all-reduces of a step,
-    so that a capture from before the end of a step may differ from the state at its end."""
+    """True if the rank-local state of this rank was seen to change after the all-reduces of a step.
+    Then a capture from before the end of a step may differ from the state at the end of the step.
+    """
     captures: tuple[Capture, ...]
     contents: dict[str, str]
-    """By digest (`Capture.content`): the captured state (hexadecimal). States that the receiver is
-    known to have are left out."""
+    """By digest (`Capture.content`): the captured rank-local state (hexadecimal). States that the
+    receiver is known to have are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStatesKept:
     """
-    Answer to `LocalStates`: which captured states of the rank the receiver has.
+    Answer of an agent to the message `LocalStates`: which captured rank-local states of the rank
+    this agent has.
 
     `node`, `pid`, `rank`, `incarnation` and `number` are copied from the message that is answered.
     """
@@ -728,24 +739,26 @@ class LocalStatesKept:
     incarnation: int
     number: int
     complete: bool
-    """True if the receiver has the captured states of all captures in that message."""
+    """True if the answering agent has the states of all captures that the message lists."""
     contents: tuple[str, ...]
-    """The digests (`Capture.content`) of the captured states that the receiver has."""
+    """The digests (`Capture.content`) of the captured states that the answering agent has."""
 
 
 # ---------------------------------------------------------------- orders to ranks
 #
-# These fields are in all orders to ranks. By `epoch` (the number of the controller), `incident` and
+# Some fields are in all orders to ranks. By `epoch` (the number of the controller), `incident` and
 # `round` (the attempt within the incident) a rank recognizes an order that arrives too late. `to`
-# lists the ranks that carry out the order. `incarnations` has an entry for each rank whose present
-# process is not its first one (0). A process with another incarnation ignores the order. Such a
-# process was given up but still runs, or is a successor that will take the rank over later.
+# lists the ranks that carry out the order. `incarnations` says, by rank, which process of the rank
+# carries out the order; a rank without an entry has its first process (incarnation 0). A process
+# with another incarnation ignores the order: it was given up but still runs, or it is a successor
+# that will take the rank over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
     """
-    Order to a rank: enter no update window from now on, and report the position.
+    Order to a rank: enter no update window from now on, and report the position in the training
+    loop.
 
     The rank's control thread answers at once, even if the training thread is busy.
     """
@@ -763,9 +776,9 @@ class Stop:
     """
     Order to a rank: stop training after step `finish`, and leave the training loop.
 
-    If step `finish` is not done, the rank has `grace` seconds to finish it, including its tail (the
-    code between the update window and the end of the step). Then the rank aborts collectives that
-    still wait, leaves the loop, and drops its process groups.
+    If step `finish` is not done, the rank has `grace` seconds to finish this step, tail included.
+    After that time the rank aborts collectives that still wait. In any case the rank leaves the
+    loop and drops its process groups.
     """
 
     epoch: int
@@ -783,7 +796,7 @@ class Compare:
     """
     Order to a rank: report digests of the state that the rank holds.
 
-    The controller compares them with the digests of the other ranks that hold the same state.
+    The controller compares these digests with those of other ranks that hold the same shards.
     """
 
     epoch: int
@@ -812,9 +825,9 @@ class Load:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """
-    A rank from which a shard can be fetched, and its address.
+    A rank from which a shard can be fetched, and the address of this rank.
 
-    The rank holds the shard at the agreed step, and its copy has been verified.
+    The rank holds the shard as it was at the step to which all ranks return, and the copy is sound.
     """
 
     rank: int
@@ -851,7 +864,8 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """
-    Order to a rank: restore the state at the end of `step` from the rank's own copy in memory.
+    Order to a rank: restore the state of the end of `step` from the copy that the rank itself keeps
+    in memory.
     """
 
     epoch: int
@@ -865,7 +879,7 @@ class Restore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """
-    Order to the ranks: form the process groups anew under `name`.
+    Order to the ranks: form the process groups anew. `name` names this set of groups.
 
     All ranks do this together, with the rendezvous store at `host`:`port`.
     """
@@ -877,7 +891,7 @@ class Regroup:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     """The first step that will be computed with these groups. 0: the step is not known yet, because
-    the ranks will load a checkpoint that they find themselves (`Reload`)."""
+    the ranks will find and load a checkpoint themselves (order `Reload`)."""
     name: str
     """A name that no earlier set of groups has had."""
     host: str
@@ -889,11 +903,11 @@ class Regroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
     """
-    Order to the ranks: find the newest checkpoint that the user's program keeps itself, and load
-    it.
+    Order to the ranks: find the newest checkpoint that the user's program has written without tft,
+    and load this checkpoint.
 
     All ranks do this together, after the process groups have been formed. In the answer
-    (`Answered`), `held` is the step at whose end the checkpoint was saved.
+    (`Answered`), the field `held` is the step at whose end the checkpoint was saved.
     """
 
     epoch: int
@@ -902,15 +916,15 @@ class Reload:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     not_after: int | None = None
-    """Checkpoints of steps after this one may be wrong and must not be used. None: there is no
-    limit."""
+    """The last step whose checkpoint may be used, because checkpoints of later steps may be wrong.
+    None: there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """
-    Order to the ranks: build the framework's wrappers anew around the state that each rank now
-    holds.
+    Order to the ranks: build the framework's wrappers (such as DDP) anew around the model that each
+    rank now holds.
 
     All ranks do this together.
     """
@@ -925,8 +939,8 @@ class Rebuild:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """
-    Order to a rank: set the rank-local state, such as random generators and data position, to that
-    of the end of `step`.
+    Order to a rank: set the rank-local state, such as random generators and data position, to what
+    it was at the end of `step`.
     """
 
     epoch: int
@@ -936,7 +950,7 @@ class Rollback:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     skip: int = 0
-    """The number of batches to draw and drop after the rollback."""
+    """The number of batches of training data to draw and drop after the rollback."""
     local_state: dict[int, str] = field(default_factory=dict)
     """By rank: the rank-local state (hexadecimal) that the rank's lost process had captured. The
     new process uses it if it does not find the captured state in the shared memory of its node."""
@@ -958,10 +972,10 @@ class Resume:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
-    """True: before step `step`, call again the user's functions that are called after step `step` -
-    1 (`session.after_step`), because some rank may not have completed them."""
+    """True if the rank must first call the user's functions that follow step `step` - 1
+    (`session.after_step`) once more, because some rank may not have completed these calls."""
     tails: bool = False
-    """True if some rank has reported that its loop marks the end of each step. Then a rank must not
+    """True if some rank has reported that its loop marks the end of each step. Then no rank may
     take the end of an update window for the end of a step, not even in its first step."""
 
 
@@ -1015,8 +1029,8 @@ class Save:
     """
     Order to a rank: write `shards` to files under `directory`, for a last checkpoint.
 
-    The rank also writes rank-local state (RNG and data position): its own if `writes_own`, and that
-    of the ranks in `local_state`.
+    The rank also writes rank-local state (RNG and data position): its own state if `writes_own` is
+    True, and the state of the ranks in `local_state`.
     """
 
     epoch: int
@@ -1034,8 +1048,8 @@ class Save:
     """False if the rank has no rank-local state of `step`, because its process is new in this
     incident, or because the job has trained the step without this rank."""
     local_state: dict[int, str]
-    """By rank: the rank-local state (hexadecimal) of ranks that cannot write their own. This rank
-    writes it for them."""
+    """By rank that cannot write its own rank-local state: this state (hexadecimal), which the
+    receiver of the order writes instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1121,8 +1135,8 @@ class Kill:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
     """
-    Order to an agent: report the rank-local state of these ranks of a lost node, which this node
-    has kept. The agent answers with one `Recalled` for each rank.
+    Order to an agent: report the rank-local state of some ranks of a lost node, which the agent's
+    node has kept. The agent answers with one `Recalled` for each rank in `ranks`.
     """
 
     epoch: int
@@ -1150,8 +1164,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    Order to one process: end, because the controller does not accept this process as the process of
-    `rank`.
+    Order to one process: end. The controller does not accept this process, which has claimed to be
+    the process of `rank`.
     """
 
     epoch: int
@@ -1193,8 +1207,8 @@ MESSAGES: tuple[type, ...] = (
     Release, Save, Commit, Complete, End,
     Spawn, Kill, Recall, EndNode, Refused,
 )  # fmt: skip
-"""All messages, in the order of `docs/reference/wire.md`. The class name is the name on the
-wire."""
+"""The classes of all messages, in the order of `docs/reference/wire.md`. On the bus, a message is
+sent with the name of its class as the field `kind`."""
 
 ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Freeze: "freeze", Stop: "stop", Compare: "compare", Load: "load", Fetch: "fetch", Restore: "restore",
@@ -1202,7 +1216,7 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""The name of each order in answers to it (`Answered.order`)."""
+"""By class of an order: the name of the order in answers to it (`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1216,7 +1230,8 @@ class Envelope:
 
     job: str
     sender: str
-    """For example `rank.3/1.4711` (rank, incarnation, pid), `node.0/0`, `run.0/0`, `controller/2`
-    (epoch), `ask.9f86d081` (a command of `tft`)."""
+    """The name of the sending process on the bus, for example `rank.3/1.4711` (rank, incarnation,
+    pid), `node.0/0` (agent), `run.0/0` (launcher), `controller/2` (epoch) or `ask.9f86d081` (a
+    command of `tft`)."""
     number: int
     message: Message

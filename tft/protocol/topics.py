@@ -1,6 +1,6 @@
 """
-The topics of the bus. For each topic, this file says which processes publish on it and which
-processes subscribe to it.
+The topics of the bus, by which a message finds its receivers. For each topic, this file says which
+processes publish messages on the topic and which processes subscribe to it.
 """
 
 REPORTS = b"reports"
@@ -12,8 +12,8 @@ BEATS = b"beats"
 """
 
 ORDERS = b"orders"
-"""The controller publishes its orders and `Lead` on this topic. Ranks, agents, the launcher and
-commands of `tft` subscribe to it."""
+"""The controller publishes its orders, and its announcement that it leads (`Lead`), on this topic.
+Ranks, agents, the launcher and commands of `tft` subscribe to it."""
 
 
 def agent(node: int) -> bytes:
@@ -26,9 +26,9 @@ def agent(node: int) -> bytes:
 
 def presence(sender: str) -> bytes:
     """
-    Return the presence topic of the participant `sender`.
+    Return the presence topic of the process that is called `sender` on the bus.
 
-    Only `sender` subscribes to this topic, and no process publishes on it. While the subscription
-    exists, `sender` is connected to the bus. When the subscription ends, `sender` has gone.
+    Only `sender` subscribes to this topic, and no process publishes on it. The topic shows other
+    processes whether `sender` is connected to the bus: it is while the subscription exists.
     """
     return b"presence." + sender.encode()

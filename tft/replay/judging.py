@@ -1,6 +1,7 @@
 """
 Replay a story: give the recorded events of a run to the job machine of this version, and compare
-its commands with the recorded ones.
+the commands that the machine returns with the recorded commands. The job machine is the state
+machine that makes the decisions of the controller.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
@@ -33,13 +34,13 @@ from tft.replay.recording import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """
-    The state of the job machine between two events.
+    The state of the job machine between two events, as far as the timeline of a run needs it.
     """
 
     state: str
     incident: int
     open: bool
-    """True if the incident is not closed."""
+    """True if the newest incident, which has the number `incident`, is not closed."""
     round: int
     strategy: str
     tried: tuple[tuple[str, str], ...]
@@ -48,7 +49,7 @@ class Stand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """
-    One event, and the commands that the machine gives for it.
+    One recorded event, and the commands that the machine returns for this event in the replay.
     """
 
     recorded: StoryEvent
@@ -59,8 +60,8 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        True if the machine now returns other commands for this event than the recorded ones. False
-        if no commands were recorded.
+        True if the machine returns other commands for this event than those that were recorded.
+        False if no commands were recorded.
         """
         return self.recorded.then is not None and self.recorded.then != fingerprint(self.commands)
 
@@ -73,7 +74,7 @@ class Replay:
 
     run: Run
     machine: Machine
-    """The machine after the last event."""
+    """The job machine after the last event that was replayed."""
     turns: tuple[Turn, ...]
     failed_at: StoryEvent | None = None
     """The event at which the machine raised an exception; later events were not replayed. None if
@@ -91,11 +92,11 @@ class Replay:
     @property
     def same(self) -> bool:
         """
-        True if this version returns exactly the recorded commands.
+        True if this version of the machine returns exactly the recorded commands.
 
-        If the machine raises an exception at an event, `same` is False when the commands of that
-        event were recorded. When they were not recorded, the recorded machine failed there too, and
-        the failure does not count as a difference.
+        If the machine raises an exception at an event, `same` is False when the commands for that
+        event were recorded. If no commands were recorded for the event, the machine failed there
+        when the run was recorded, too, and the failure does not count as a difference.
         """
         known = self.failed_at is not None and self.failed_at.then is not None
         return not self.differences and not known
@@ -103,7 +104,7 @@ class Replay:
     @property
     def state(self) -> str:
         """
-        The state of the job at the end.
+        The name of the state of the job after the last replayed event.
         """
         return str(self.machine.state)
 
@@ -118,8 +119,8 @@ class Replay:
     @property
     def incidents(self) -> list[tuple[str, int | None, int]]:
         """
-        For each incident: the strategy, the first step that was trained after the incident (None if
-        there was none), and the number of lost steps.
+        For each incident: the strategy, the first step to train after the incident, and how many
+        completed steps have to be computed again. The first step is None if it is not known.
         """
         all_of_them = {each.number: each for each in self.machine.incidents}
         if self.machine.incident.number:
@@ -141,7 +142,8 @@ def replayed(text: str) -> Replay:
 def replay(run: Run) -> Replay:
     """
     Feed the events of a recorded run to the job machine of this version, and return the result. The
-    machine gets the arguments of the recorded run, including the limits of its policy.
+    machine is created with the recorded arguments, including the policy (the limits and settings of
+    the job).
     """
     machine = run.opened.machine()
     turns: list[Turn] = []
@@ -169,8 +171,8 @@ def write_story(
     Append a run to the story file `path`.
 
     `opened` holds the arguments of the job machine. `events` holds each event with the commands
-    that followed the event. The commands are None for the event at which the machine raised an
-    exception.
+    that the machine returned for the event. The commands are None for an event at which the machine
+    raised an exception.
     """
     with Story(path) as story:
         story.opened(opened)
@@ -180,18 +182,18 @@ def write_story(
 
 def as_test(replay: Replay, name: str) -> str:
     """
-    Return the text of a test. The test feeds the run to the machine and expects the result that
-    this version gives. If that result is wrong, replace it in the pasted test by the correct
-    result.
+    Return the source text of a test function called `name`, with the recorded run. The test feeds
+    the run to the job machine and expects the result that this version gives. If that result is
+    wrong, replace it in the pasted test by the correct result.
 
-    The test does not contain the recorded commands, because they may be the wrong behaviour that
+    The test does not contain the recorded commands, because these may be the wrong behaviour that
     the test is about. The name of the job is replaced, because a process that knows the name can
     fetch state from the ranks of the job. Captured rank-local state is cut to eight characters.
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.events)]
-    # JSON is pure ASCII here; an apostrophe would end the string literal of the test, so it is
-    # escaped
+    # escape apostrophes, because three of them would end the string literal of the test. The JSON
+    # is pure ASCII
     story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
     return "\n".join(
         [

@@ -1,12 +1,13 @@
 """
-The story of a run: every event of the job machine, as one line of JSON each. An event is written
-before the orders that follow from it are sent. A controller that is started again reads the story
-and continues from there. `tft replay` gives the events to the job machine again.
+The story of a run: a file with all events of the job machine (the state machine that makes the
+decisions of the controller), each as one line of JSON. An event is written before the orders that
+follow from the event are sent. A controller that is started again reads the story and continues
+from there. `tft replay` gives the events to the job machine again.
 
-A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports. `n` counts from 1
-without gaps over all runs in the directory. `"then"` is the fingerprint of the commands that
-followed (see `fingerprint`); it is absent when they are not known. A run begins with a line of kind
-`Opened`.
+A line is a JSON object with the keys `n`, `at`, `kind` and `body`, and for reports also `from` and
+`number`. `n` numbers the lines from 1 without gaps, over all runs in the file. `then` is the
+fingerprint of the commands that the machine returned for the event (see `fingerprint`). This key is
+absent when the commands are not known. A run begins with a line of kind `Opened`.
 """
 
 import json
@@ -31,19 +32,19 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
-"""The smallest number of bytes that a line of a story can have. It limits how many lines an
-unreadable part of the file can have held."""
+"""The smallest number of bytes that a line of a story can have. From this number follows how many
+lines an unreadable part of the file can have held at most."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
-"""The kinds of events that the controller makes itself, by name. All other events are received
-reports."""
+"""By name: the classes of the events that the controller makes itself. All other events are
+received reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """
-    All arguments of the job machine of a run. Every argument is recorded, so that a later change of
-    a default value cannot change the result of a replay.
+    All arguments with which the job machine of a run is created. Every argument is recorded, so
+    that a later change of a default value cannot change the result of a replay.
     """
 
     job: str
@@ -53,16 +54,16 @@ class Opened:
     world: int
     policy: Policy
     checkpoints: str
-    """The directory for last checkpoints."""
+    """The directory in which last checkpoints are written."""
     checkpoint_name: str = "step-{step:08d}"
-    """The pattern of the checkpoints' names. The default is the pattern that all earlier versions
-    used."""
+    """The pattern of the checkpoints' names. The default is for stories of earlier versions, which
+    did not record the pattern and always used this one."""
     resume: tuple[str, int] | None
-    """The path and the step of the checkpoint from which the run resumes. None if the run starts
-    from the beginning."""
+    """The path and the step of the checkpoint from which the run resumes. None if the training
+    starts from the beginning."""
     older: tuple[tuple[str, int], ...] = ()
-    """The checkpoints of earlier steps that were known when the run began: path and step of
-    each."""
+    """The path and the step of each checkpoint from before the step of `resume` that was known when
+    the run began."""
     first_incident: int
     at: float
 
@@ -84,19 +85,20 @@ class Opened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryEvent:
     """
-    One event of a story, with the fingerprint of the commands that followed it.
+    One event of a story, with the fingerprint of the commands that the job machine returned for it.
     """
 
     line: int
     event: Event
     then: str | None
-    """The fingerprint of the commands that followed. None if the commands are not known."""
+    """The fingerprint of the commands for this event (see `fingerprint`). None if the commands are
+    not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """
-    One run of a story, from its beginning to its last written event.
+    One recorded run of a story: the arguments of its job machine, and its events.
     """
 
     opened: Opened
@@ -105,9 +107,9 @@ class Run:
 
 def fingerprint(commands: Sequence[Command]) -> str:
     """
-    Return a short text that identifies commands: the number of commands of each kind, and a digest
-    of their content. The text is empty when there are no commands. Commands of the kind `Tell` are
-    left out, because they only write to the log.
+    Return a short text that identifies a list of commands: the number of commands of each kind, and
+    a digest of their content. The text is empty when there are no commands. Commands of the kind
+    `Tell` are left out, because they only inform operators and plugins.
     """
     done = [command for command in commands if not isinstance(command, Tell)]
     if not done:
@@ -122,12 +124,12 @@ def _kinds(commands: Sequence[Command]) -> str:
     return ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- writing a story
 
 
 class Story:
     """
-    The file of the story, open for appending.
+    The file of a story, open for appending lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,8 +152,8 @@ class Story:
 
     def _mend(self) -> None:
         """
-        Remove an unfinished last line of the file. The controller that wrote the line died while
-        writing it, so no command was sent for the event of that line.
+        Remove an unfinished last line of the file. The controller that wrote the line has died
+        before the line was complete, so it has sent no command for the event of that line.
         """
         if not self._path.exists():
             return
@@ -163,36 +165,40 @@ class Story:
 
     def opened(self, opened: Opened) -> None:
         """
-        Write the line with which a run begins.
+        Write the line with which a run begins. It has the arguments of the run's job machine.
         """
         self._write(opened_line(opened))
 
     def event(self, event: Event, then: Sequence[Command] | None) -> None:
         """
-        Write one event and the fingerprint of the commands `then`. `then` is None when the machine
-        raised an exception at the event. When this method returns, the kernel has received the
-        line. Only after that may the commands be sent.
+        Write one event, with the fingerprint of `then`, the commands that the machine returned for
+        the event. `then` is None if the machine raised an exception at the event.
+
+        When this method returns, the kernel has received the line, so the line is not lost with
+        this process. The commands may be sent only after that.
         """
         self._write(event_line(event, None if then is None else fingerprint(then)))
 
     def _write(self, line: dict[str, Any]) -> None:  # Any: any JSON value
         self._lines += 1
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
-        # a disk that becomes full accepts a part of the line, and raises an error at the next write
+        # a disk that becomes full accepts a part of the line, and reports the error at the next
+        # write: write until the whole line is accepted
         while left:
             left = left[os.write(self._file, left) :]
 
 
 def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
     """
-    Return the text of a line of a story, with its number.
+    Return the JSON text of a line of a story. `number` is the number of the line, which becomes its
+    field `n`.
     """
     return json.dumps({"n": number, **line}, separators=(",", ":"))
 
 
 def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line with which a run begins.
+    Return the line with which a run begins. It has the arguments of the run's job machine.
     """
     body = msgspec.to_builtins(opened, order="deterministic")
     return {"at": opened.at, "kind": "Opened", "body": body}
@@ -200,8 +206,8 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
 
 def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line of an event. `then` is the fingerprint of the commands that followed, or None if
-    the commands are not known.
+    Return the line of an event. `then` is the fingerprint of the commands for this event, or None
+    if the commands are not known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}
@@ -217,20 +223,20 @@ def _plain(event: Event) -> dict[str, Any]:  # Any: any JSON value
             return {"at": body.pop("at"), "kind": type(event).__name__, "body": body}
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- reading a story
 
 
 class _Line(
     msgspec.Struct,
     forbid_unknown_fields=True,
     rename={"sender": "from"},
-    # a struct, which can refuse unknown fields and can rename `sender`, since `from` is a Python
-    # keyword
+    # not a dataclass: a struct can refuse unknown fields. It can also rename a field, which the key
+    # `from` needs, because `from` is a Python keyword
 ):
     n: int
     at: float
     kind: str
-    body: dict[str, Any]  # Any: its fields depend on `kind`, and are checked once `kind` is known
+    body: dict[str, Any]  # Any: the keys depend on `kind`, and are checked once `kind` is known
     sender: str = ""
     number: int = 0
     then: str | None = None
@@ -238,8 +244,8 @@ class _Line(
 
 def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | None:
     """
-    Return the beginning and the events of the last run in the file. Return None when that run is
-    not `run` of `job`, or when there is no run.
+    Return the arguments of the job machine and the events of the last run in the story file `path`.
+    Return None if the last run is not the run `run` of the job `job`, or if the file has no run.
 
     Raises `StoryCorrupt` when the file is damaged anywhere, even in an earlier run. Raises
     `UsageError` when another version of tft has written the last run.
@@ -258,10 +264,13 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], int] | None:
     """
-    Return the readable part of the last run in a damaged file: its beginning, its events, and the
-    number of events that cannot be read. Lost events that an earlier controller has already
-    reported (`Led.lost`) are not counted again. Return None if the beginning cannot be read, or is
-    not that of `run` of `job`.
+    Return the readable part of the last run in a damaged story file. It consists of the arguments
+    of the job machine, the readable events, and the number of events that cannot be read.
+    Unreadable events that an earlier controller has already reported (`Led.lost`) are not counted
+    again.
+
+    Return None if the first line of the run, which holds the arguments, cannot be read. Also return
+    None if the run is not the run `run` of the job `job`.
     """
     opened: Opened | None = None
     events: list[Event] = []
@@ -289,9 +298,9 @@ def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], i
 
 def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
     """
-    Read the runs of a story. Return them by their number in the story, counted from 1. `which`
-    selects one run by its number; -1 selects the last run, None all runs. `name` names the story in
-    error messages.
+    Read the runs of a story. Return the runs by their number in the story, counted from 1.
+    `content` is the content of the story file. `which` selects one run by its number; -1 selects
+    the last run, None all runs. `name` names the story in error messages.
 
     Raises `StoryCorrupt` when the story is damaged. Raises `UsageError` when the run does not
     exist, or was written by another version of tft.
@@ -307,7 +316,8 @@ def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Ru
 
 def _chapters(content: bytes, name: str) -> list[list[_Line]]:
     """
-    Return the lines of each run, in order. An unfinished last line is left out.
+    Return, for each run in the content of a story file, the lines of the run. An unfinished last
+    line of the file is left out.
     """
     chapters: list[list[_Line]] = []
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):

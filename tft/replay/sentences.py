@@ -1,9 +1,9 @@
 """
-Functions that describe reports and commands in plain sentences, for an operator who reads the
-timeline of a run.
+Functions that describe the reports that the controller has received, and its commands, in plain
+sentences. An operator reads these sentences in the timeline of a run (`tft replay`).
 
-A message of an unknown kind is shown by its name and fields, so a new kind of message needs no
-change here.
+A message of an unknown kind is shown by its name and its fields, so a new kind of message needs no
+change in this file.
 """
 
 import signal
@@ -56,7 +56,8 @@ Alike = (
     Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
     | Exited | Faulted
 )  # fmt: skip
-"""The reports that many ranks send at about the same time. The timeline shows them in one line."""
+"""The kinds of reports that many ranks send at about the same time. The timeline shows reports of
+the same kind in one line."""
 
 DONE: dict[str, str] = {
     "freeze": "froze", "stop": "left the loop", "compare": "reported its digests", "load": "loaded the checkpoint",
@@ -65,23 +66,23 @@ DONE: dict[str, str] = {
     "hold": "stopped at the boundary", "check": "passed the check", "release": "went on", "save": "saved",
     "commit": "committed the checkpoint", "complete": "completed", "end": "left the job",
 }  # fmt: skip
-"""By order: how the timeline says that a rank has carried it out."""
+"""By order: how the timeline says that a rank has carried out this order."""
 SAID_OTHERWISE = frozenset(
     {
         "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
         "incident_closed", "job_ends", "claim_refused",
     }
 )  # fmt: skip
-"""Events of the machine's log that the timeline leaves out, because its other lines show them
-already."""
+"""Names of events that the job machine writes to the log (`Tell`). The timeline leaves these events
+out, because its other lines show them already."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
 LONG = 100
-"""The number of characters that are shown of a value of an unknown message."""
+"""The maximum number of characters that are shown of a value of a field, or of other long text."""
 
 
-# ---------------------------------------------------------------- many ranks
+# ---------------------------------------------------------------- equal reports of many ranks
 
 
 def alike(messages: Sequence[Alike]) -> str:
@@ -117,8 +118,9 @@ def alike(messages: Sequence[Alike]) -> str:
 
 def particulars(messages: Sequence[Alike]) -> str:
     """
-    Return the details in which the reports of several ranks differ, such as the step that each rank
-    holds. The text is empty for kinds of reports whose details the timeline does not show.
+    Return a text with the details in which the reports of several ranks may differ, such as the
+    step whose state each rank holds. The text is empty for kinds of reports whose details the
+    timeline does not show.
     """
     answers = [message for message in messages if isinstance(message, Answered)]
     match messages[0]:
@@ -154,12 +156,13 @@ def _where(position: Position) -> str:
     return f"step {position.step}{updating}"
 
 
-# ---------------------------------------------------------------- one report
+# ---------------------------------------------------------------- single reports
 
 
 def sentence(message: Report) -> str:
     """
-    Return a sentence for a report that has a line of its own in the timeline.
+    Return a sentence for a report that the timeline shows in a line of its own, and not together
+    with reports of other ranks.
     """
     match message:
         case NodeJoined(node=node, host=host, ranks=ranks):
@@ -211,9 +214,9 @@ def _advice(message: Advised) -> str:
 
 def _spread(message: Faulted | Noticed) -> str:
     """
-    Return a text that says which copies may be wrong besides the present one of the reporting rank:
-    copies on other ranks, and copies of steps after `not_after`. The text is empty when no other
-    copies are in doubt.
+    Return a text about the copies of the state that may be wrong because of a fault, besides the
+    present copy of the faulty rank. These may be copies on other ranks, and copies of steps after
+    `not_after`. The text is empty when no other copies are in doubt.
     """
     spread = ", which may have spread" if message.polluted else ""
     older = f", after step {message.not_after}" if message.not_after is not None else ""
@@ -229,7 +232,8 @@ def _signal(number: int) -> str:
 
 def plainly(message: object) -> str:
     """
-    Return a message as text: its name and its fields.
+    Return a message as text: the rank, the name of the message's class, and the fields that are of
+    interest.
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "
@@ -256,7 +260,8 @@ def _short(value: object) -> str:
 
 def commanded(commands: Sequence[Command]) -> list[str]:
     """
-    Return a sentence for each command. Equal orders to several ranks share one sentence.
+    Return a sentence for each command of the job machine. Equal orders to several ranks share one
+    sentence.
     """
     merged: dict[str, list[int]] = {}
     for command in commands:
@@ -268,9 +273,9 @@ def commanded(commands: Sequence[Command]) -> list[str]:
 
 def _command(command: Command) -> tuple[str, Collection[int]]:
     """
-    Return a sentence for a command, and the ranks of the command. The sentence contains `{who}` in
-    the place of the ranks. The sentence is empty if another line of the timeline already shows the
-    command.
+    Return a sentence for a command, and the ranks that the command is about. In place of the ranks,
+    the sentence contains `{who}`. The sentence is empty if another line of the timeline already
+    shows the command.
     """
     match command:
         case Tell(event=event, facts=facts):
@@ -324,7 +329,7 @@ def _other(command: object) -> tuple[str, Collection[int]]:
     return plainly(command), ()
 
 
-# ---------------------------------------------------------------- parts of sentences
+# ---------------------------------------------------------------- words in sentences
 
 
 def fault_in_words(fault: Fault) -> str:
@@ -337,7 +342,7 @@ def fault_in_words(fault: Fault) -> str:
 
 def ranks_of(ranks: Collection[int]) -> str:
     """
-    Return the ranks in words: `rank 3`, `ranks 0-3, 7`.
+    Return a text that names the ranks, such as `rank 3` or `ranks 0-3, 7`.
     """
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):

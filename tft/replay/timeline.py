@@ -1,11 +1,12 @@
 """
 The timeline of a replayed run, as lines of text: the events with their times, the decisions with
-their reasons, and the durations.
+their reasons, and how long the incidents took.
 
-When several ranks send matching reports, such as answers to one order, one line shows all of them,
-at the time of the last report.
+When several ranks send reports of the same kind, such as answers to one order, one line shows all
+these reports, at the time of the last report.
 
-All times come from the controller's clock. Times of other machines cannot be compared with it.
+All times in the timeline come from the controller's clock, because the times of clocks on different
+machines cannot be compared.
 """
 
 from collections.abc import Sequence
@@ -58,8 +59,9 @@ def timeline(replay: Replay) -> list[str]:
     """
     Return the lines of the timeline, without line ends.
 
-    The start of the job comes first. Then come the incidents, and between them the events outside
-    of incidents. Times in an incident are seconds since the event that opened the incident.
+    The start of the job comes first. Then come the incidents, and between them the events that
+    belong to no incident. Times in an incident are seconds since the event that opened it. Other
+    times are seconds since the start of the run.
     """
     return _Timeline(replay).told()
 
@@ -131,7 +133,7 @@ class _Timeline:
         if number:
             self._lines.append(f"{'':>12}  {_outcome(self._incidents[number])}")
 
-    # ---------------------------------------------------------------- turns of an incident
+    # ---------------------------------------------------------------- one event and its commands
 
     def _turn(self, turn: Turn) -> None:
         said = self._happened(turn)
@@ -146,8 +148,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remember to which ranks each order was sent, and when. The line about the answers says
-        whether all these ranks have answered, and how long they took.
+        Remember to which ranks each order was sent, and when. The line about the answers to the
+        order says whether all these ranks have answered, and how long they took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -179,8 +181,8 @@ class _Timeline:
 
     def _together(self, key: Key, turn: Turn) -> str:
         """
-        Return the line for a group of reports that the timeline shows together. Return "" unless
-        `turn` is the last report of the group.
+        Return the line for reports of several ranks that the timeline shows together, because they
+        have the same `key`. Return "" unless `turn` has the last of these reports.
         """
         chorus = self._choruses[key]
         if chorus.last is not turn:
@@ -194,7 +196,7 @@ class _Timeline:
         return f"{who} {alike(said)}{within}{what and '; '}{what}"
 
 
-# ---------------------------------------------------------------- parts of lines
+# ---------------------------------------------------------------- keys and texts of lines
 
 
 def _choruses(replay: Replay) -> dict[Key, _Chorus]:
@@ -204,7 +206,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # a second report of a rank is a repetition
+            if event.message.rank not in chorus.said:  # later reports of a rank are repetitions
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -212,8 +214,9 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
 
 def _key(turn: Turn) -> Key | None:
     """
-    Return the key of a turn's report. Reports with the same key are shown in one line. Return None
-    for a report that has a line of its own, and for an event that is not a report.
+    Return the key of the report in a turn (an event and the commands for it). Reports with the same
+    key are shown in one line. Return None for a report that has a line of its own, and for an event
+    that is not a report.
     """
     event = turn.recorded.event
     return _key_of(event.message, turn.before) if isinstance(event, Received) else None
@@ -231,7 +234,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # many ranks report one failure
+        case Faulted(kind="network", step=step) if stand.open:  # many ranks report the same failure
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None
@@ -239,8 +242,8 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
 
 def _incident_of(turn: Turn) -> int:
     """
-    Return the number of the incident that a turn opens, closes or belongs to. Return 0 if the turn
-    belongs to no incident.
+    Return the number of the incident that a turn (an event and the commands for it) opens, closes
+    or belongs to. Return 0 if the turn belongs to no incident.
     """
     opened = turn.after.incident if turn.after.open else 0
     return opened or (turn.before.incident if turn.before.open else 0)
@@ -248,8 +251,9 @@ def _incident_of(turn: Turn) -> int:
 
 def _decided(turn: Turn) -> list[str]:
     """
-    Return the lines about the decisions of a turn: the chosen strategy, the rejected ones with
-    reasons, the orders, and the new state.
+    Return the lines about what the job machine decided in a turn (an event and the commands for
+    it). They name the chosen strategy, the rejected strategies with the reasons, the commands, and
+    the new state.
     """
     lines: list[str] = []
     chosen = (turn.after.round, turn.after.strategy)
@@ -266,7 +270,7 @@ def _decided(turn: Turn) -> list[str]:
 
 def _outcome(incident: Incident) -> str:
     """
-    Return how an incident ended, and how long it took.
+    Return a text about how an incident ended, and how long the parts of its recovery took.
     """
     if incident.closed is None:
         return "not over here"

@@ -2,9 +2,10 @@
 Make reports arrive once and in order over a bus that guarantees neither.
 
 The sender numbers its reports and repeats each one until it is acknowledged (`Outbox`). The
-receiver accepts from each sender exactly the next number (`Inbox`). It acknowledges the highest
-number that it has accepted, in the field `heard` of its `Lead` messages. A lost report is sent
-again; a repeated or early report is ignored.
+receiver, which is the controller, accepts from each sender only the report with the next number
+(`Inbox`). The controller acknowledges the highest accepted number in the field `heard` of its
+`Lead` messages, which announce that it leads. A lost report is sent again; a repeated or early
+report is ignored.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from tft.protocol.messages import Report
 
 class Outbox:
     """
-    The reports of one sender that have not been acknowledged.
+    The reports of one sender that the receiver has not acknowledged yet.
     """
 
     def __init__(self) -> None:
@@ -23,8 +24,8 @@ class Outbox:
 
     def add(self, report: Report) -> int:
         """
-        Keep a report until it is acknowledged. Return the number to send it under; the first number
-        is 1.
+        Keep a report until the receiver acknowledges it. Return the number of the report, which
+        must be sent with it. The first report has the number 1.
         """
         self._last += 1
         self._pending[self._last] = report
@@ -32,27 +33,28 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """
-        Drop all reports up to `number`, because the receiver has them. A late acknowledgement with
-        a lower number changes nothing.
+        Drop all reports whose numbers are not higher than `number`, because the receiver has them.
+        A late acknowledgement with a lower number changes nothing.
         """
         for heard in [kept for kept in self._pending if kept <= number]:
             del self._pending[heard]
 
     def pending(self) -> list[tuple[int, Report]]:
         """
-        Return the reports that are not acknowledged and must be sent again, each with its number,
-        in the order of the numbers.
+        Return the reports that the receiver has not acknowledged, so that they must be sent again.
+        Each report comes with its number, and the list is in the order of the numbers.
         """
         return list(self._pending.items())
 
 
 class Inbox:
     """
-    Decides which received reports are accepted. It keeps the highest number accepted from each
-    sender.
+    Decides which received reports are accepted. For this it keeps the highest number that was
+    accepted from each sender.
 
-    Set `gaps` if the receiver has forgotten some of the numbers that it had accepted. Their senders
-    will not repeat these reports, so any higher number is then accepted, not only the next one.
+    Set `gaps` if the receiver has lost its record of some reports that it had accepted. The senders
+    do not repeat acknowledged reports, so the numbers of the lost reports may never come again.
+    With `gaps`, any report with a higher number than the last is accepted, not only the next one.
     """
 
     def __init__(self, heard: Mapping[str, int] | None = None, *, gaps: bool = False) -> None:
@@ -61,10 +63,11 @@ class Inbox:
 
     def accept(self, sender: str, number: int) -> bool:
         """
-        Return True for exactly the next report of `sender`, and count it as accepted.
+        Return True for the next report of `sender` (with `gaps`: for any later report), and count
+        the report as accepted.
 
-        Return False for a repeated report, and for a report whose predecessor was lost: the sender
-        will repeat first the predecessor and then this report.
+        Return False for a repeated report. Without `gaps`, also return False for a report that
+        arrives although the report before it was lost. The sender repeats both reports, in order.
         """
         expected = self._heard.get(sender, 0) + 1
         if number < expected or (number > expected and not self._gaps):
@@ -74,8 +77,7 @@ class Inbox:
 
     def heard(self) -> dict[str, int]:
         """
-        Return the highest accepted number of each sender. The controller sends these numbers as
-        `Lead.heard`. If the process of the controller is lost, the next one creates its `Inbox`
-        with them.
+        Return the highest accepted number of each sender. The controller sends these numbers in the
+        field `heard` of its `Lead` messages.
         """
         return dict(self._heard)

@@ -1,8 +1,10 @@
 """
 Detect silent nodes, and detect that no rank makes progress. The detector learns the step times of
 the job from the heartbeats (`Beat`) of the nodes. A standstill longer than these times allow is a
-stall. The code is pure. A job sends tens of thousands of heartbeats, so the job machine does not
-see them: it gets only the verdict as an event.
+stall. The code is pure: it reads no clock and does no I/O.
+
+A job sends tens of thousands of heartbeats, so they are not events of the job machine (the state
+machine that makes the decisions of the controller). Only a stall or a silent node is such an event.
 """
 
 import math
@@ -14,45 +16,47 @@ from tft.core.job.policy import Policy
 from tft.protocol.messages import Beat
 
 LEARNT = 5
-"""The number of steps that must be seen before step times are used. The first steps are slow,
-because caches are cold."""
+"""The number of step times that must be measured before the limit for a stall depends on them. The
+first steps are slow, because caches are cold."""
 ASLEEP = 1.0
 """The longest time in seconds between two heartbeats of a running node. A longer gap means that the
 whole node was paused, so the gap does not count as a stall of its ranks."""
 REMEMBERED = 64
-"""The number of step times that are remembered. It is large enough for a stable median, and small
-enough to follow a job whose steps become faster or slower."""
+"""The number of the latest step times that are remembered. The number is large enough for a stable
+median, and small enough to follow a job whose steps become faster or slower."""
 
 
 class HangDetection:
     """
-    Detects silent nodes and stalls of one job. The controller passes every heartbeat to it, and
-    gets the verdict in return.
+    Detects silent nodes and stalls of one job. The controller passes every heartbeat to this
+    object, and learns in return whether the job stands still.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        # by rank: incarnation, step, time of the last progress
+        # by rank: the incarnation and the step in its last heartbeat, and the time of this step
         self._last: dict[int, tuple[int, int, float]] = {}
         self._moved = float("-inf")
         self._warming = False
-        # by node: time of the last heartbeat; the oldest comes first
+        # by node: the local time at which its last heartbeat arrived; the longest silent node first
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
-        # by node: the smallest delay seen between its clock and the local one
+        # by node: the smallest difference seen between the local time at which a heartbeat arrived
+        # and the time in the heartbeat, which the node has taken from its own clock
         self._offsets: dict[int, float] = {}
 
     @property
     def node_silence(self) -> float:
         """
-        The number of seconds without a beat after which a node counts as lost.
+        The number of seconds without a heartbeat after which a node counts as lost.
         """
         return self._policy.node_silence
 
     def limit(self) -> float:
         """
-        Return how many seconds may pass without progress of any rank before this is a stall.
+        Return how many seconds the job may stand still before this counts as a stall. The job
+        stands still while no rank makes progress.
         """
         if len(self._durations) < LEARNT:
             return self._policy.first_step
@@ -74,19 +78,20 @@ class HangDetection:
 
     def expect(self, node: int, at: float) -> None:
         """
-        Record that a node is up and will send heartbeats. From now on its silence counts, even if
-        no heartbeat ever arrives.
+        Record that a node is up and will send heartbeats. From now on the node counts as lost when
+        it is silent for too long, even if it has never sent a heartbeat.
         """
         self._beats.setdefault(node, at)
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
-        Record a heartbeat that arrived at time `at`. If no rank has made progress for longer than
-        `limit` allows, return the seconds since the last progress, otherwise None.
+        Record a heartbeat that arrived at time `at`. Return the seconds since the last progress of
+        any rank, if they are more than `limit` allows and a rank of this node is training.
+        Otherwise return None.
 
-        These seconds are measured by the clock of the node, because a restarted broker may deliver
-        heartbeats late although no rank hangs. The offset between the node's clock and the local
-        clock is taken from the heartbeat with the shortest delivery time.
+        The time of the heartbeat is taken from the clock of the node, not from its arrival, because
+        a restarted broker may deliver heartbeats late although no rank hangs. The offset between
+        the node's clock and the local clock is taken from the heartbeat that was delivered fastest.
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
@@ -113,13 +118,13 @@ class HangDetection:
 
     def silent(self, at: float) -> list[int]:
         """
-        Return the nodes that have sent no heartbeat for too long while another node still sends
-        some. Each node is returned once.
+        Return the nodes that have sent no heartbeat for longer than `node_silence` while another
+        node still sends heartbeats. Each silent node is returned by one call only.
         """
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
             return []  # no node at all is heard, so the bus or this controller is the likely cause
-        # this runs after every heartbeat and must be fast. The nodes are sorted by the time of
-        # their last heartbeat, so the search stops at the first node that is not late
+        # this method is called after every heartbeat and must be fast. The nodes are sorted by the
+        # time of their last heartbeat, so the search stops at the first node that is not late
         late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())
         gone = [node for node, _ in late]
         for node in gone:

@@ -1,11 +1,11 @@
 """
-Keep the rank-local state of the ranks of each node on another node (the keeper), over a bus that
+Copy the rank-local state of the ranks of each node to another node (the keeper), over a bus that
 loses messages. A capture is the rank-local state (generators, data position) of one rank at one
 step.
 
-The agent of a node sends the captures of its ranks to the keeper (`Sending`). The keeper answers
-which captures it has (`Keeping`). Each message describes the full present state, not a change, so a
-lost message is made good by the next one.
+The agent of a node sends the captures of its ranks to the keeper (`Sending`). The agent of the
+keeper answers which captures it has (`Keeping`). Each message lists all present captures of a rank,
+not only new ones. So the next message makes up for a lost message.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from tft.protocol.messages import Capture, LocalStates, LocalStatesKept, Recall, Recalled
 
 Version = tuple[int, int]
-"""The newest incarnation of a rank on its node, and how many captures were written to the rank's
-page. Two sets of captures with the same version are equal."""
+"""The version of the captures of one rank: the newest incarnation of the rank on its node, and how
+many captures were written to the rank's page. If the version has not changed, neither have the
+captures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +29,27 @@ class Captures:
     rank: int
     version: Version
     attempt: tuple[int, int]
-    """The incident and the round of the last rollback of the rank."""
+    """The incident and the round in which the rank was last rolled back."""
     changes: bool
     """True if the rank-local state of this rank was seen to change between the all-reduces of a
     step and the end of the step."""
     captures: tuple[Capture, ...]
     contents: Mapping[str, bytes]
-    """By digest: the content of the captures. Captures with the same content share an entry."""
+    """By digest of the content: the content of a capture. Captures with the same content share one
+    entry."""
 
 
 @dataclass(slots=True)
 class _Sent:
     """
-    What the sending agent knows about the captures of one rank that the keeper has.
+    What the sending agent knows about one rank: which of its captures were sent to the keeper, and
+    which of them the keeper has.
     """
 
     version: Version = (-1, 0)
     """The version of the captures that were sent last."""
     kept: Version = (-1, 0)
-    """The newest version of which the keeper has all captures."""
+    """The newest version of the captures that the keeper is known to have completely."""
     contents: frozenset[str] = frozenset()
     """The digests of the contents that the keeper has."""
 
@@ -138,21 +141,21 @@ class _Kept:
     """
 
     message: LocalStates
-    """The newest message about the rank. To its contents are added those that earlier messages
-    brought and that its captures still need."""
+    """The newest message about the rank. The field `contents` of this message also has contents
+    from earlier messages, if a capture in this message refers to them."""
 
     def local_states(self) -> dict[int, str]:
         """
-        Return the rank-local state (hexadecimal) by step. If a step has two captures, return the
-        one that was taken when the update window of the step had closed.
+        Return, for each step, the captured rank-local state (hexadecimal). If a step has two
+        captures, return the one that was taken after the update window of the step had closed.
         """
         return {each.step: self.message.contents[each.content] for each in self._usable()}
 
     def early(self) -> tuple[int, ...]:
         """
-        Return the steps of which all usable captures were taken before the step had ended. Such a
-        capture may be out of date if the rank-local state of this rank is known to change until the
-        end of a step. If it is not known to change, return no steps.
+        Return the steps whose usable captures were all taken before the step had ended. Such a
+        capture may be out of date if this rank was seen to change its rank-local state late in a
+        step (`LocalStates.changes`). If this was never seen, return no steps.
         """
         if not self.message.changes:
             return ()
@@ -161,9 +164,9 @@ class _Kept:
 
     def _usable(self) -> list[Capture]:
         """
-        Return the captures whose content is present and will not change before the all-reduces of
-        the step are complete. They are sorted by step; within a step, the capture that was taken
-        after the update window had closed comes last.
+        Return the captures that may be used (`Capture.sure`) and whose content has arrived. They
+        are sorted by step. Within a step, the capture that was taken after the update window had
+        closed comes last.
         """
         there = [
             each
@@ -216,8 +219,9 @@ class Keeping:
 
     def forget(self, kept_by: Mapping[int, int]) -> None:
         """
-        Drop the captures of each node whose keeper is another node now. `kept_by` maps each node
-        that is not lost to its keeper; captures of nodes that are not in it stay.
+        Drop the captures of each node whose keeper is now another node than this one. `kept_by`
+        maps each node that is not lost to its keeper. The captures of a node that has no entry in
+        `kept_by` are kept.
         """
         for node, rank in [
             key for key in self._kept if kept_by.get(key[0], self._node) != self._node

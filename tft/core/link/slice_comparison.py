@@ -1,8 +1,10 @@
 """
-Compare the copies of shards while the job trains. In each step every rank digests one slice of its
-shards. The heartbeats of the nodes (`Beat`) carry the digests to the controller. So with N slices,
-every byte is compared once in N steps. The code is pure, and only its verdicts become events of the
-job machine.
+Compare the copies of shards while the job trains. In each step every rank digests one slice of
+each of its shards. So with N slices, every byte is compared once in N steps. The heartbeats of the
+nodes (`Beat`) carry the digests to the controller, where this code compares the digests.
+
+The code is pure. Only its verdicts become events of the job machine (the state machine that makes
+the decisions of the controller).
 """
 
 from collections import Counter, deque
@@ -17,16 +19,17 @@ CONTRIBUTION = -1
 """The value of `SliceDigest.number` that marks a digest of the rank's own contribution to the
 gradients, not of a slice."""
 WAITING = 16
-"""The number of compared steps after which a missing earlier step is given up. Its digests were
-lost with their heartbeats, so the comparison continues with the later steps."""
+"""How many later steps may be compared while the digests of an earlier step are missing. If there
+are more, the earlier step is given up: the heartbeats with its digests were lost. The comparison
+then continues with the later steps."""
 
 KEPT = 1000
 """The maximum number of steps whose digests are kept while the digests of other ranks for these
 steps are missing."""
 
 Attempt = tuple[int, int]
-"""The incident and the round in which the ranks were last ordered to resume. Digests with another
-attempt are out of date."""
+"""The incident and the round in which the ranks were last ordered to resume training. Digests from
+another incident or round are out of date."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,13 +39,14 @@ class _Steps:
     """
 
     last: int
-    """The newest step up to which no step is missing. At first it is the step at which the ranks
-    resumed, whose whole state was compared."""
+    """The newest step such that this step and all steps before it were compared or given up. At
+    first it is the step from whose end the ranks resumed, where whole copies were compared."""
     run: int = 0
-    """The number of consecutive steps with equal slices that end with `last`."""
+    """How many consecutive steps with equal slices end with `last`. A step that was given up breaks
+    the sequence."""
     ahead: set[int] = field(default_factory=set)
-    """The steps after `last` whose slices were equal too, although a step before them is missing.
-    """
+    """The steps after `last` whose slices were equal too. These steps wait here, because digests of
+    the step `last` + 1 are still missing."""
 
     def add(self, step: int) -> None:
         """
@@ -62,37 +66,41 @@ class _Steps:
 @dataclass(slots=True, kw_only=True)
 class _Dispute:
     """
-    A case in which copies of one shard differed and no majority shows which copy is wrong. It keeps
-    the digests that can show this once the steps are computed again.
+    A case in which copies of one shard differed and no majority shows which copy is wrong. This
+    object keeps digests from before the incident. They can show the wrong copy when the ranks
+    compute the same steps again.
 
-    A wrong copy changes the gradients of its holder first, or those of another rank that computes
-    with the copy: a rank of the same model replica. One step later it changes those of all ranks.
-    So when the steps are computed again from a sound state, the holder in the model replica whose
-    gradients are the first to come out different from before had the wrong copy. If no gradients
-    come out different, the wrong numbers have not spread. Then the slice that is computed again is
-    equal to the right copy.
+    A wrong copy first changes the gradients of the ranks that compute with it: its holder and the
+    other ranks of the holder's model replica. One step later it changes the gradients of all ranks.
+    After the incident, the ranks compute these steps again from a sound state, and the new
+    gradients are compared with the earlier ones. In the first step in which gradients differ, they
+    differ only in the model replica of the wrong copy. So the holder in that replica is found.
+
+    If no gradients differ, the wrong numbers have not spread. Then the slice that is computed again
+    equals the slice of the right copy.
     """
 
     incident: int | None = None
     """The number of the incident that the difference caused. None: not known yet."""
     holders: tuple[int, ...]
     users: Mapping[int, set[int]]
-    """By holder: the holder, and the other ranks that compute with its copy and report digests of
-    their gradients."""
+    """By holder of a copy: the ranks that compute with this copy and report digests of their
+    gradients. These are the holder itself and ranks of its model replica."""
     before: dict[int, dict[int, int]]
-    """The digests of the gradients that each rank contributed before the incident, by step and
-    rank. They begin after the last step at which the copies were equal."""
+    """By step and rank: the digest of the gradients that the rank contributed to this step before
+    the incident. The first of these steps follows the last one at which all copies were equal."""
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
-    """By rank: the digest of this slice, as the rank held it when the copies differed."""
+    """By rank: the digest of the slice named in `slice`, as the rank held it when the copies
+    differed."""
 
 
 class SliceComparison:
     """
-    Compares the slices of one job. The controller passes every heartbeat to it, and passes its
-    verdicts one after another to the job machine. When the ranks resume after an incident, verdicts
-    that were not fetched are dropped.
+    Compares the slices of one job. The controller passes every heartbeat to this object. Then the
+    controller fetches the verdicts (`verdict`) one after another and passes them to the job
+    machine. When the ranks resume after an incident, verdicts that were not fetched are dropped.
     """
 
     def __init__(self) -> None:
@@ -104,16 +112,17 @@ class SliceComparison:
         self._said = 0
         """The step of the newest `SlicesAgreed` verdict."""
         self._kept = 0
-        """The newest step of which some rank keeps a copy in host memory. Such a copy may be used
-        once all slices were compared at that step or later."""
+        """The newest step of which some rank keeps a copy in host memory. An incident may use such
+        a copy once all slices were compared at that step or at later steps."""
         self._differ = False
         self._verdicts: deque[SliceVerdict] = deque()
         self._waiting: dict[int, dict[str, dict[int, int]]] = {}
-        """By step, shard and rank: the digests of steps that are not completely compared yet."""
+        """By step, shard and rank: the digests that have arrived for steps that cannot be compared
+        completely yet."""
         self._agreed: dict[tuple[int, str], int] = {}
         """By slice and shard: the last step at which all copies of the slice were equal."""
         self._contributed: dict[int, dict[int, int]] = {}
-        """By step and rank: the digest of the gradients that the rank contributed."""
+        """By step and rank: the digest of the gradients that the rank contributed to the step."""
         self._dispute: _Dispute | None = None
 
     @property
@@ -128,9 +137,9 @@ class SliceComparison:
 
     def resumed(self, attempt: Attempt, step: int, replicas: Replicas) -> None:
         """
-        Restart the comparison, because the members continue from the end of `step`, where all
-        copies were compared. `replicas` has the shards of these members. A second call with the
-        same `attempt` does nothing.
+        Restart the comparison, because the ranks of the job continue from the end of `step`, where
+        all copies were compared. `replicas` has the shards of these ranks. A second call with the
+        same `attempt` (incident and round) does nothing.
         """
         if attempt == self._attempt:
             return
@@ -163,9 +172,11 @@ class SliceComparison:
 
     def verdict(self, at: float, *, calm: bool) -> SliceVerdict | None:
         """
-        Return the oldest verdict that was not returned yet, with the time `at`, or None if there is
-        none. Pass `calm=False` while an incident or a pause is under way. Then only the verdict
-        that copies differ is returned, because the job machine ignores the others in that state.
+        Return the oldest verdict that was not returned yet, with the time `at`. Return None if
+        there is no such verdict.
+
+        Pass `calm=False` while an incident or a pause is under way. Then only a verdict that copies
+        differ is returned, because the job machine ignores other verdicts at that time.
         """
         found = self._verdicts
         if not found or not (calm or isinstance(found[-1], SlicesDiffered)):
@@ -175,8 +186,8 @@ class SliceComparison:
     def _tell(self) -> None:
         """
         Add a `SlicesAgreed` verdict once for every cycle through all slices, and also as soon as
-        the newest copy in host memory is compared. It is not added in every step, because each
-        verdict is a line in the story (the recorded events of the job).
+        the step of the newest copy in host memory is compared. The verdict is not added in every
+        step, because each verdict becomes a line in the story (the recorded events of the job).
         """
         compared = self.compared
         if self._differ or compared <= self._said:
@@ -185,7 +196,7 @@ class SliceComparison:
             self._said = compared
             self._verdicts.append(SlicesAgreed(at=0.0, step=compared))
 
-    # ---------------------------------------------------------------- one digest
+    # ---------------------------------------------------------------- the digests of one slice
 
     def _take(self, rank: int, digest: SliceDigest) -> None:
         if digest.step <= self.compared:
@@ -202,7 +213,7 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # a rank that sends no digests must not fill the memory
+        if len(self._waiting) > KEPT:  # limit the memory when a rank sends no digests
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
@@ -216,8 +227,8 @@ class SliceComparison:
 
     def _take_late(self, rank: int, digest: SliceDigest) -> None:
         """
-        Record a digest that has arrived after copies were found to differ. Only those of gradients
-        matter then: they can show which copy was wrong.
+        Record a digest that has arrived after copies were found to differ. Only digests of
+        gradients matter then, because they can show which copy was wrong.
         """
         dispute = self._dispute
         if digest.number == CONTRIBUTION and dispute is not None and dispute.incident is None:
@@ -228,8 +239,8 @@ class SliceComparison:
 
     def _complete(self, step: int) -> None:
         """
-        Record that a step is compared if the slices of all shards are. Then drop the digests of
-        compared steps.
+        Record a step as compared if the slices of all shards were compared in this step. Then drop
+        the digests that are no longer needed, because their steps are compared.
         """
         copies = self._waiting[step]
         if any(len(copies.get(s, ())) < len(ranks) for s, ranks in self._replicas.groups.items()):
@@ -268,13 +279,14 @@ class SliceComparison:
             sound=self._agreed.get((digest.number, shard), self._begun),
         )
 
-    # ---------------------------------------------------------------- two copies that differed
+    # ---------------------------------------------------------------- finding the wrong copy
 
     def _trace(self) -> None:
         """
-        End the dispute when the disputed steps are computed again and some gradients come out
-        different from before: the holders in the model replicas that are first to differ had the
-        wrong copy.
+        End the dispute (copies that differed without a majority) when the ranks compute the steps
+        again and some gradients come out different from before. In the first step with such
+        gradients, the holders in the model replicas that these gradients come from had the wrong
+        copy.
         """
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
@@ -285,7 +297,7 @@ class SliceComparison:
             if step > dispute.slice[2]:
                 return  # all gradients came out as before, so they do not show the wrong copy
             if any(rank in before and rank not in now for rank in everyone):
-                return  # a rank has not reported the repeated step yet
+                return  # a rank has not sent its digest of the repeated step yet
             differ = {rank for rank in everyone & before.keys() if now[rank] != before[rank]}
             if differ:
                 changed = tuple(each for each in dispute.holders if dispute.users[each] & differ)
@@ -294,8 +306,9 @@ class SliceComparison:
 
     def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:
         """
-        End the dispute when the disputed slice is computed again: the ranks whose earlier slice
-        differed from the new one had the wrong copy.
+        End the dispute (copies that differed without a majority) when the disputed slice is
+        computed again. The ranks whose earlier slice differs from the new slice had the wrong copy.
+        `where` names the shard, the slice and the step that `digest` belongs to.
         """
         dispute = self._dispute
         if dispute is not None and dispute.incident is not None and dispute.slice == where:
@@ -304,9 +317,10 @@ class SliceComparison:
 
     def _settle(self, dispute: _Dispute, wrong: tuple[int, ...], step: int) -> None:
         """
-        End the dispute, and add a verdict that names the ranks in `wrong`. Add none if `wrong` is
-        empty or names all holders, because then nothing is shown about a single copy. `step` is the
-        first step whose numbers came out different.
+        End the dispute (copies that differed without a majority), and add a verdict that names the
+        ranks in `wrong`. Add no verdict if `wrong` is empty or names all holders, because then the
+        digests do not tell wrong copies from right ones. `step` is the first step whose numbers
+        came out different.
         """
         self._dispute = None
         if wrong and wrong != dispute.holders and dispute.incident is not None:

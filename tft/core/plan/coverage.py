@@ -1,5 +1,6 @@
 """
-Find the step that all members can be brought to, and the ranks that hold each shard at that step.
+Find the step that all members of a job can be brought to, and the ranks that hold each shard as it
+was at the end of that step. The members are the ranks that take part in the job.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +13,13 @@ def covered_step(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
 ) -> int | str:
     """
-    Return the highest step of which every shard has a sound copy: the state with which a rank
-    trains, or an earlier copy that it keeps in memory. If there is no such step, return a sentence
-    that says why.
+    Return the highest step for which a sound copy of every shard exists. If there is no such step,
+    return a sentence that says why.
 
-    A single rank that is ahead of the others does not set the step, because the step must have a
-    copy of every shard. Copies that a fault has touched do not count, nor do copies of steps later
-    than `ceiling`.
+    A copy is the state with which a rank trains, or an earlier copy that a rank keeps in memory. It
+    is sound if no fault has touched it. Copies of steps later than `ceiling` do not count. A single
+    rank that is ahead of the other ranks does not set the step, because every shard must have a
+    copy of the step.
     """
     steps = covered_steps(groups, standings, ceiling)
     return steps if isinstance(steps, str) else max(steps)
@@ -28,8 +29,8 @@ def covered_steps(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None
 ) -> frozenset[int] | str:
     """
-    Return all steps of which every shard has a sound copy, or a sentence that says why there is
-    none.
+    Return all steps for which a sound copy (one that no fault has touched) of every shard exists.
+    If there is no such step, return a sentence that says why.
     """
     copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
     common: frozenset[int] | None = None
@@ -50,9 +51,9 @@ def covered_steps(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    Return the step that all members can be brought to: the highest step of which every shard has a
-    sound copy, or the step of a checkpoint if that is later. If there is none, return a sentence
-    that says why.
+    Return the step that all members can be brought to. It is the highest step for which a sound
+    copy of every shard exists in memory, or the step of a checkpoint if that step is later. If
+    there is no such step, return a sentence that says why.
     """
     return agreed(covered_steps(topology.groups, standings, terms.ceiling), terms)
 
@@ -67,8 +68,8 @@ def agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
 def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
     Return the highest of `steps` for which every rank has its rank-local state (generators, data
-    position), or can get it. If there is none, return a sentence that says why. `steps` are the
-    steps of which every shard has a sound copy, or a sentence that says why there are none.
+    position), or can get it. If there is no such step, return a sentence that says why. `steps` is
+    the result of `covered_steps`: steps, or a sentence that says why there are none.
     """
     if isinstance(steps, str):
         return steps
@@ -86,7 +87,7 @@ def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
 def newest_checkpoint(terms: Terms) -> int | None:
     """
     Return the step of the newest checkpoint that is not later than `terms.ceiling`, the last step
-    whose state can be sound. None: there is no such checkpoint.
+    whose state can be sound. Return None if there is no such checkpoint.
     """
     early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
     return max(early, default=None)
@@ -98,7 +99,7 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
     Return the living members that no longer have their initial state, and so cannot restart from
-    it. Return none of them if there is a checkpoint of `step` on disk, because then no rank needs
+    it. Return an empty tuple if there is a checkpoint of `step` on disk, because then no rank needs
     its initial state.
     """
     if terms.checkpoints[step]:
@@ -111,9 +112,10 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Return the holders that can send this shard as it was at `step`, in the order of `ranks`. Leave
-    out holders that were interrupted in the tail of the step (the code between the update and the
-    end of the step), unless no holder has ended the step.
+    Return the holders that can send this shard as it was at the end of `step`, in the order of
+    `ranks`. Leave out holders that were interrupted in the tail of the step (the code between the
+    update and the end of the step). But if no holder has ended the step, return the interrupted
+    holders.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]

@@ -1,6 +1,6 @@
 """
-Find out for each strategy (retry, recover, dump, …) whether it is possible in the present incident,
-with the reasons.
+Find out which strategies (`retry`, `recover`, `dump`, …) are possible in the present incident, and
+the reasons why others are not.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +12,8 @@ from tft.core.plan.topology import Topology
 
 RELOADING = ("retry", "recover")
 """The strategies that may continue from a checkpoint that the ranks write without tft and find
-themselves. This needs all ranks of the world, and all of them take part in these strategies."""
+themselves. All ranks of the world must find and load such a checkpoint together, and neither of
+these strategies takes a rank out of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +24,18 @@ class Offer:
 
     strategy: str
     why_not: str | None
-    """The sentence that says why the strategy is not possible. None: it is possible."""
+    """A sentence that says why the strategy is not possible. None: the strategy is possible."""
     why: str = ""
     """A sentence that says what the strategy would do."""
     step: int | None = None
     """The step from whose end all members would continue."""
     leaving: tuple[int, ...] = ()
-    """For `scale_in`: the ranks that would leave."""
+    """For `scale_in` (the job continues with fewer ranks): the ranks that would leave the job."""
     joining: tuple[int, ...] = ()
-    """For `scale_out`: the ranks that would come back to the job."""
+    """For `scale_out` (the job continues with more ranks): the ranks that would come back to it."""
     replace: tuple[int, ...] = ()
-    """For `recover` and `migrate`: the ranks whose living process would be replaced by another."""
+    """For `recover` and `migrate`: the ranks whose process is alive, but would be replaced by
+    another process."""
     reload: bool = False
     """True if all members would find and load the newest checkpoint that the ranks write without
     tft. The step of that checkpoint is not known in advance."""
@@ -44,7 +46,8 @@ def offers(
 ) -> tuple[Offer, ...]:
     """
     Return an offer for each strategy, in the order in which the strategies are tried. An offer says
-    what the strategy would do, or why it is not possible. `exit` comes last and is always possible.
+    what the strategy would do, or why the strategy is not possible. The strategy `exit` comes last
+    and is always possible.
     """
     covered = covered_steps(topology.groups, standings, terms.ceiling)
     there = {rank for rank, standing in standings.items() if standing.alive}
@@ -59,8 +62,9 @@ def _why_not(
     strategy: str, standings: Standings, members: Collection[int], terms: Terms
 ) -> str | None:
     """
-    Return the first reason against a strategy that can be found without looking at the copies in
-    memory, for example that the strategy is not enabled. Return None if there is no such reason.
+    Return a reason against a strategy, for example that the strategy is not enabled. Only reasons
+    are examined that do not depend on which copies of the state are left in memory. Return None if
+    there is no such reason.
     """
     if strategy == "exit":
         return None
@@ -82,9 +86,9 @@ def is_saved(
     covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
 ) -> bool:
     """
-    Return True if a last checkpoint can be written, because the shards of some step are complete in
-    memory and `dump` is not ruled out. This does not mean that training can continue from that
-    step: rank-local state may be lost.
+    Return True if a last checkpoint can be written. For that, the shards of some step must be
+    complete in memory, and the strategy `dump` (save and end) must not be ruled out. Training may
+    still be unable to continue from that step, because rank-local state may be lost.
     """
     possible = _why_not("dump", standings, members, terms) is None
     return possible and not isinstance(covered, str)
@@ -93,7 +97,8 @@ def is_saved(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """
-    The facts about one incident, with one method for each strategy that returns its offer.
+    The facts about one incident. For each strategy there is a method that returns the offer for
+    this strategy.
     """
 
     topology: Topology
@@ -101,10 +106,10 @@ class _Case:
     members: frozenset[int]
     terms: Terms
     covered: frozenset[int] | str
-    """The steps of which every shard has a sound copy on a rank that can receive orders. If there
-    are none: a sentence that says why."""
+    """The steps for which every shard has a sound copy on a rank that can receive orders. If there
+    are no such steps: a sentence that says why."""
     lost: frozenset[int]
-    """The members that cannot receive orders."""
+    """The members (ranks that take part in the job) that cannot receive orders."""
 
     def judges(self) -> dict[str, Callable[[], Offer]]:
         return {
@@ -145,8 +150,8 @@ class _Case:
     def _whole(self, strategy: str) -> Offer | None:
         """
         Return an offer that rules the strategy out if some member has lost its process or has
-        failed too often. Return None if there is no such member. `migrate` and `scale_out` are not
-        urgent, so they wait until all members are well.
+        failed too often. Return None if there is no such member. Only `migrate` and `scale_out`
+        call this method: they are not urgent, so they wait until all members are well.
         """
         lost = sorted(self.lost)
         if lost:
@@ -178,8 +183,8 @@ class _Case:
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        # a rank whose first process is still starting need not leave the job. A rank that has lost
-        # a process in this incident may leave, although a new process is starting for it
+        # a rank whose process is still starting need not leave the job, unless this process takes
+        # the place of one that the rank has lost in this incident
         late = {rank for rank in self.lost if self._standing(rank).coming}
         lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
@@ -224,7 +229,7 @@ class _Case:
         """
         Return the offer for a strategy after which training continues. The strategy is possible if
         there is a step from which all members can continue. The processes of the ranks in `going`
-        are replaced, so the copies that they hold do not count.
+        are replaced, so the copies of the state in these processes do not count.
         """
         covered = self.covered
         if going:
@@ -241,7 +246,7 @@ class _Case:
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
         # no step is complete in memory, so `step` is that of a checkpoint, or 0 for the initial
-        # states. A member that no longer has its initial state needs another process then
+        # states. If it is 0, a member that no longer has its initial state needs another process
         if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)
@@ -257,8 +262,8 @@ class _Case:
     def _is_searched(self, strategy: str) -> bool:
         """
         Return True if all members would continue from a checkpoint that the ranks write without tft
-        and find themselves. Return False if a last checkpoint can be written from memory instead.
-        That is better, because it is unknown how old the checkpoint is that the ranks would find.
+        and find themselves. Return False if a last checkpoint can be written from memory. Writing
+        it is better, because it is unknown how old the checkpoint is that the ranks would find.
         """
         if not self.terms.reloads or strategy not in RELOADING:
             return False

@@ -11,15 +11,15 @@ from tft.core.plan.repair import Repair
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    The plan for one incident. It is made when a strategy is chosen, and holds until training
-    continues. If another fault joins the incident, the plan is dropped and a new one is made.
+    The plan for one incident. The plan is made when a strategy is chosen, and holds until training
+    continues. If another fault joins the incident, the plan is dropped and a new plan is made.
     """
 
     strategy: str
     """The built-in strategy that is followed, such as `retry` or `recover`."""
     name: str
     """The name under which a recovery plugin has advised the strategy. Without such advice, the
-    same as `strategy`."""
+    name is that of `strategy`."""
     why: str = ""
     """A sentence that says what the strategy does."""
     step: int | None = None
@@ -32,8 +32,8 @@ class Plan:
     replaced: tuple[int, ...] = ()
     """The ranks whose living process is replaced by another process."""
     repair: Repair | None = None
-    """How every member gets its state. None until all members can receive orders, because what new
-    processes hold and their addresses are not known earlier."""
+    """How every member gets its state. None until all members can receive orders, because only then
+    the addresses of new processes are known, and what state these processes hold."""
 
     @classmethod
     def of(cls, offer: Offer, name: str) -> "Plan":

@@ -21,8 +21,8 @@ from tft.core.plan.topology import Topology
 from tft.protocol.messages import Source, Transfer
 
 SOURCES = 8
-"""The maximum number of ranks that one shard is fetched from. More sources do not make the fetch
-faster, and each of them is named in a message."""
+"""The maximum number of ranks from which one rank fetches a shard. More sources do not make the
+transfer faster, and each source makes the message with the order longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Repair:
     restore: tuple[int, ...] = ()
     """The ranks that restore an earlier copy from their own memory."""
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
-    """By rank: the shards that it fetches, and the ranks that it fetches them from."""
+    """By rank: the shards that this rank fetches, each with the ranks to fetch it from."""
     load: str = ""
     """The directory of the checkpoint that all members load. Empty: no checkpoint is loaded."""
 
@@ -76,13 +76,14 @@ def _transfers(
     topology: Topology, standings: Standings, members: Collection[int], step: int, terms: Terms
 ) -> dict[int, tuple[Transfer, ...]]:
     """
-    Return, for each member without a usable copy of some of its shards, these shards and the ranks
-    to fetch each of them from. A rank that was interrupted in the tail of `step` (the code between
-    the update and the end of the step) also fetches, if other ranks have ended the step.
+    Return which member fetches which shards, and from which ranks. A member fetches each of its
+    shards of which it has no usable copy. The copy of a rank that was interrupted in the tail of
+    `step` is not usable if another holder of the shard has ended the step. The tail is the code
+    between the update and the end of the step.
 
     A receiver fetches a shard from up to `SOURCES` ranks at once, a part of the bytes from each.
-    The load is balanced: within a shard, the receivers take turns over the holders; across shards,
-    the holders with the least load come first.
+    The load of the senders is balanced. The receivers of one shard take turns over its holders. For
+    the next shard, the holders that send the least so far come first.
     """
     plan: dict[int, list[Transfer]] = {}
     load: dict[int, float] = {}

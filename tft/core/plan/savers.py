@@ -13,23 +13,25 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
     """
-    Which rank writes which part of the last checkpoint of one step. If a writer is lost, the plan
-    is dropped and a new one is made.
+    The plan that says which rank writes which part of a last checkpoint. If a writer is lost, this
+    plan is dropped and a new plan is made.
     """
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write. The first of them also writes the rank-local state that is known of
-    lost ranks."""
+    """The ranks that write a part of the checkpoint. The first of them also writes the rank-local
+    state of lost ranks, as far as it is known."""
     with_local_state: frozenset[int] = frozenset()
-    """The writers that write their own rank-local state. The other writers write shards only."""
+    """The writers that write their own rank-local state. All other writers write shards, but not
+    their own rank-local state."""
     restoring: tuple[int, ...] = ()
-    """The writers that first go back to their earlier copy of the state of `step`, because they
-    train with the state of another step or with a wrong one."""
+    """The writers that first restore an earlier copy, that of the state of `step`, from their
+    memory. They train with the state of another step, or with a wrong state."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: the shards that it writes. Each shard of the job has exactly one such writer."""
+    """By writer: the shards that this rank writes. Each shard of the job has one such writer."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: the shards of which it writes a further copy, beside the writer in `shards`."""
+    """By writer: the shards that this rank writes as further copies. According to `shards`, another
+    rank writes these shards too."""
 
 
 def plan_save(
@@ -43,10 +45,11 @@ def plan_save(
     with_copies: bool,
 ) -> SavePlan:
     """
-    Return which rank writes which part of a last checkpoint of `step`. The keys of `able` are the
-    ranks that can write; the value is True if the job may use the rank-local state that the rank
-    has of `step`. A rank whose shards are incomplete still writes its rank-local state,
-    because no other rank has that.
+    Return which rank writes which part of a last checkpoint of `step`.
+
+    The keys of `able` are the ranks that can write. The value of a rank is True if its rank-local
+    state of `step` is valid. Such a rank writes this state even if it writes no shards, because no
+    other rank has the state.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -71,16 +74,16 @@ def savers(
     topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
 ) -> dict[int, tuple[str, ...]]:
     """
-    Assign each shard to exactly one rank that has it as it was at `step`. Without `spread` this is
-    the first such rank in the shard group. With `spread` it is a rank on the node that has the
-    fewest shards to write so far.
+    Assign each shard to exactly one rank, which has the shard as it was at the end of `step` and
+    will write it. Without `spread`, this is the first such rank in the shard group. With `spread`,
+    it is a rank on the node that has the fewest shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
-        # prefer the copies with which ranks train, because these were just compared. Earlier copies
-        # in memory were not compared, and the ranks that keep them may have left the job
+        # prefer the copies with which ranks train, because these copies were just compared. Earlier
+        # copies in memory were not compared, and a rank that has only these may have left the job
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
@@ -98,8 +101,9 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Return, for each rank that trains with the state of `step`, the shards of which it can write a
-    further copy: the shards that it holds and that `savers` does not assign to it already.
+    Return, for each rank that trains with the state of `step`, the shards of which this rank can
+    write a further copy. These are the shards that the rank holds and that `savers`, the assignment
+    of one writer to each shard, does not assign to this rank.
     """
     return {
         rank: tuple(

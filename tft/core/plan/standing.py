@@ -1,6 +1,6 @@
 """
-Define the input of the planner: the state of every rank as it was reported (`Standing`), and the
-conditions of the incident (`Terms`).
+Define the input of the planner, which chooses how an incident is handled: what every rank has
+reported about itself (`Standing`), and the conditions of the incident (`Terms`).
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,16 @@ NOTHING: frozenset[int] = frozenset()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """
-    A rank as the planner sees it: its process, and the copies of the state that it has reported.
+    A rank as the planner sees it: the condition of its process, and the copies of the training
+    state that it has reported.
     """
 
     rank: int
     address: str = ""
     """The address from which the shards of the rank can be fetched."""
     alive: bool = True
-    """True if the rank can receive orders. The planner treats a rank that cannot as if it held no
-    state."""
+    """True if the rank can receive orders. The planner treats a rank that cannot receive orders as
+    if it held no state."""
     coming: bool = False
     """True if the rank cannot receive orders yet, because its process is starting."""
     held: int | None = None
@@ -30,20 +31,20 @@ class Standing:
     """True if no fault has touched the state with which the rank trains."""
     outrun: frozenset[str] = frozenset()
     """The shards of which other ranks have a more complete copy, because those ranks came further
-    in the tail of step `held` (the code between the update and the end of the step). This rank's
-    copies of these shards do not count."""
+    in the tail of step `held`. The copies of these shards with which this rank trains do not
+    count."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """By shard: the last step of which this rank's copy may be used. Later copies differ from those
-    of another rank, and the copies of the other rank are used."""
+    """By shard: the last step whose copy on this rank may be used. Copies of later steps differ
+    from those of another rank, and the copies of the other rank are used instead."""
     tail: bool = False
     """True if the rank left its loop in the tail of step `held`, so a part of the code after the
     update may not have run for this step."""
     backups: tuple[int, ...] = ()
     """The earlier steps of which the rank keeps a sound copy in memory."""
     unplaceable: str = ""
-    """Why no other process can be started for the rank. Empty: a process can be started."""
+    """Why no new process can be started for the rank, as a sentence. Empty: one can be started."""
     strategies: frozenset[str] = frozenset()
-    """The strategies that the adaptor of the rank supports."""
+    """The strategies (`retry`, `recover`, …) that the adaptor of the rank supports."""
 
     def copies(self, ceiling: int | None) -> frozenset[int]:
         """
@@ -82,37 +83,36 @@ Standings = Mapping[int, Standing]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """
-    The conditions that a plan must respect.
+    The conditions of an incident that the plan for this incident must respect.
     """
 
     enabled: frozenset[str]
     ceiling: int | None = None
     """The last step whose state can be sound. None: there is no such limit."""
     checkpoints: Mapping[int, str] = field(default_factory=dict)
-    """By step: the directory of a checkpoint of all ranks. While nothing is trained, the only entry
-    is step 0 with an empty directory: each rank can start from its own initial state."""
+    """By step: the directory of a checkpoint of all ranks. While no step was trained, the only
+    entry is step 0 with an empty name: each rank can start from its own initial state."""
     trained: bool = True
     """True if some step may have been trained, so that there is something to save."""
     faulty: frozenset[int] = frozenset()
     """The ranks that the faults of the incident name as their cause."""
     replaced: frozenset[int] = frozenset()
-    """The ranks that have lost their process in this incident. They stay in this set when they get
-    another process."""
+    """The ranks that have lost their process in this incident. A rank stays in this set when it
+    gets another process."""
     flapping: Mapping[int, str] = field(default_factory=dict)
-    """The ranks that have caused too many incidents lately, each with a sentence that says so."""
+    """By rank that has caused too many incidents lately: a sentence that says so."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """The strategies that were followed and did not help, or that a plugin has excluded, each with
-    the reason."""
+    """By strategy that was followed and did not help, or that a plugin has excluded: the reason why
+    the strategy is not possible any more."""
     forced: str = ""
-    """Why only the strategies `dump` and `exit` are possible. Empty: every strategy may be chosen.
-    """
+    """Why the job must end, so that only the strategies `dump` (save and end) and `exit` (end) are
+    possible. Empty: every strategy may be chosen."""
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """The ranks that do not have their own rank-local state (generators, data position) of every
-    step any more, for example because their node was lost. For each of them: the steps of which
-    this state is still known."""
+    """By rank that has lost its own rank-local state of some steps, for example with its node: the
+    steps of which this state is still known."""
     excluded: frozenset[int] = frozenset()
-    """The ranks that are ready to come back to the job, but whose adaptor cannot make their
-    rank-local state for the step of the other ranks."""
+    """The ranks that are ready to come back to the job, but whose adaptor cannot compute their
+    rank-local state for the step at which the other ranks are."""
     strangers: frozenset[int] = frozenset()
     """The ranks that have never reported which shards they hold."""
     successors: frozenset[int] = frozenset()
@@ -120,5 +120,5 @@ class Terms:
     returning: frozenset[int] = frozenset()
     """The ranks that have left the job and are ready to come back to it."""
     reloads: bool = False
-    """True if all ranks of the world take part, and each of them writes checkpoints without tft and
-    can find the newest one itself."""
+    """True if all ranks of the world take part in the job, and each of them writes checkpoints
+    without tft and can find the newest checkpoint itself."""

@@ -1,7 +1,7 @@
 """
-Own the topology of a job: which ranks hold which shard of the state, on which nodes they run, and
-which ranks can leave the job only together. This module does not know data, tensor or pipeline
-parallelism. It uses only the groups that the ranks report.
+Define the topology of a job: which ranks hold which shard of the state, on which nodes the ranks
+run, and which ranks can leave the job only together. This module does not know data, tensor or
+pipeline parallelism. It uses only the groups of ranks that the ranks themselves report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ class Topology:
     """
 
     groups: Mapping[str, tuple[int, ...]]
-    """By shard: the ranks that hold a copy of it, in a fixed order. A rank may hold any number of
-    shards, and a group may have any size."""
+    """By shard: the ranks that hold a copy of the shard, in a fixed order. A rank may hold any
+    number of shards, and a group of holders may have any size."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By rank: the ranks of its model replica (the ranks that hold the whole model together), which
-    can leave the job and come back only together. A rank that is not a key can leave alone."""
+    can leave the job and come back only together. A rank without an entry can leave alone."""
     nodes: Mapping[int, int] = field(default_factory=dict)
-    """By rank: the node on which it runs."""
+    """By rank: the node on which the rank runs."""
 
     def columns_of(self, ranks: Iterable[int]) -> frozenset[int]:
         """
@@ -36,27 +36,30 @@ class Topology:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
     """
-    The shards of which several members of a job hold a copy. Their slices can be compared.
+    The shards of which several members of a job (ranks that take part in it) hold a copy. Only
+    slices of such shards can be compared between ranks.
     """
 
     groups: Mapping[str, tuple[int, ...]]
-    """By shard with several holders: the members that hold it."""
+    """By shard with several holders: the members that hold the shard."""
     names: Mapping[int, Sequence[str]]
-    """By member: the names of all its shards. The index of a name is the number by which the member
-    refers to the shard in its digests."""
+    """By member: the names of all its shards. The index of a name in this sequence is the number of
+    the shard in the digests that the member sends (`SliceDigest.shard`)."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By member: the ranks of its model replica (see `Topology.columns`)."""
 
 
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:
     """
-    Return the shard groups of a state that is cut into N = `len(ranks) // copies` shards. The
-    shards are given to the ranks in turn, so shard 0 is held by every N-th rank of `ranks`. If the
-    division leaves a remainder, the first shards have one copy more. The shards are named `kind.0`,
-    `kind.1`, …; if N is 1, every rank holds the whole state and the only shard is named `kind`.
+    Return the shard groups (by shard: the ranks that hold it) of a state that is cut into N =
+    `len(ranks) // copies` shards. The shards are given to the ranks in turn, so shard 0 is held by
+    every N-th rank of `ranks`. Each shard has at least `copies` holders. The first shards may have
+    one holder more than the others.
 
-    MindIO TFT forms its replica groups by the same rule. Raises `UsageError` if `copies` is less
-    than 1 or more than the number of ranks.
+    The shards are named `kind.0`, `kind.1`, …. If N is 1, every rank holds the whole state, and the
+    only shard is named `kind`. MindIO TFT, a fault-tolerance library for Ascend devices, forms its
+    replica groups by the same rule. Raises `UsageError` if `copies` is less than 1 or more than the
+    number of ranks.
     """
     if not 1 <= copies <= len(ranks):
         raise UsageError(f"{len(ranks)} ranks can hold 1 to {len(ranks)} copies, not {copies}")

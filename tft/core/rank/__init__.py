@@ -1,3 +1,4 @@
 """
-The rank machine: the state machine that decides how the process of one rank carries out its orders.
+The rank machine: the state machine that decides how the process of one rank carries out the orders
+of the controller.
 """

@@ -3,14 +3,15 @@ Own the rank machine: it decides what the process of one rank does with the orde
 The machine is pure: it reads no clock and does no I/O.
 
 The control thread of the process runs this machine. The training thread is either in the user's
-training loop, or out of it, where it carries out one order after another. The event `Left` reports
-that it is out. The training thread may also stand still inside the loop, just before an update
-window (`with session.update():`). The event `Located` reports that.
+training loop, or out of the loop, where it carries out one order after another. The event `Left`
+reports that the thread has left the loop. The training thread may also stand still inside the loop,
+just before an update window (`with session.update():`). The event `Located` reports this.
 
-When an order of a newer round arrives, all older orders are cancelled: the running one is aborted,
-and the queued ones are dropped. Only a check of links and devices is not aborted, because an abort
-would close the process groups that must stay open during a pause. A check that has not begun is
-withdrawn. A check that has begun runs to its end, unless the rank must leave the loop.
+When an order of a newer round arrives, all older orders are cancelled: the running order is
+aborted, and the queued orders are dropped. Only a check of links and devices is not aborted,
+because an abort would close the process groups, which must stay open during a pause. A check that
+has not begun is withdrawn. A check that has begun runs to its end, unless the rank must leave the
+loop.
 """
 
 from dataclasses import dataclass, field
@@ -41,9 +42,9 @@ from tft.core.rank.transitions import REACTIONS, Reaction, Stage
 from tft.protocol.messages import Answered, Hold, OrderName, Stop
 
 AGAIN = 0.05
-"""The time in seconds between two aborts. Aborts are repeated, because an abort interrupts nothing
-if it comes just before the training thread enters a collective or begins to form a process
-group."""
+"""The time in seconds between two aborts of what the training thread does. Aborts are repeated,
+because an abort interrupts nothing if it comes just before the thread enters a collective or begins
+to form a process group."""
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class RankMachine:
     incarnation: int
     epoch: int = 0
     key: tuple[int, int] = (0, 0)
-    """The newest incident and round of which an order was received. Older orders are ignored."""
+    """The incident and the round of the newest order that was received. Orders of an earlier
+    incident or round are ignored."""
     inside: bool = False
     """True if the training thread is in the loop or on its way into the loop."""
     doing: OrderName | None = None
@@ -65,15 +67,15 @@ class RankMachine:
     standing: bool = False
     """True if the training thread stands still in the loop because of a `Hold` order."""
     _hold: Hold | None = None
-    """The `Hold` order that waits to be answered until the training thread stands still at the end
-    of the ordered step. None: no `Hold` is waiting."""
+    """The `Hold` order (pause after a step) that is not answered yet, because the training thread
+    does not stand still at the end of that step yet. None: there is no such order."""
     _stop: Stop | None = None
-    """The `Stop` order that waits to be carried out until the training thread is out of the loop.
-    None: no `Stop` is waiting."""
+    """The `Stop` order (leave the loop) that is not carried out yet, because the training thread is
+    still in the loop or busy. None: there is no such order."""
     _queue: list[Execute] = field(default_factory=list)
     _wake: float | None = None
     _heard: dict[OrderName, float] = field(default_factory=dict)
-    """The orders of this round, each with the time at which it was first received."""
+    """By order of this round: the time at which the order was first received."""
     _answers: dict[OrderName, Answered] = field(default_factory=dict)
 
     @property
@@ -91,7 +93,7 @@ class RankMachine:
 
     def handle(self, event: RankEvent) -> list[RankCommand]:
         """
-        Handle one event. Return the commands that the surrounding process must carry out. Every
+        Handle one event. Return the commands that the process of the rank must carry out. Every
         input of the machine goes through this method.
         """
         match event:
@@ -120,19 +122,19 @@ class RankMachine:
 
     def heard(self, order: OrderName) -> bool:
         """
-        Return True if the order has arrived in the present round.
+        Return True if an order with this name has arrived in the present round.
         """
         return order in self._heard
 
     def answered(self, order: OrderName) -> bool:
         """
-        Return True if the order of the present round was answered.
+        Return True if the order with this name was answered in the present round.
         """
         return order in self._answers
 
     def next_deadline(self) -> float | None:
         """
-        Return the time at which the event `Woken` must be sent, or None if none must be sent.
+        Return the time at which the machine needs the event `Woken`, or None if it needs none.
         """
         return self._wake
 
@@ -144,7 +146,7 @@ class RankMachine:
         order = event.order
         key = (order.incident, order.round)
         if order.epoch < self.epoch or key < self.key:
-            return []  # an earlier controller or an earlier round has sent the order: it is void
+            return []  # the order comes from an earlier controller or round, so it is void
         if order.incarnations.get(self.rank, 0) != self.incarnation:
             return []  # the order is for another process of the same rank
         self.epoch = order.epoch
@@ -159,8 +161,9 @@ class RankMachine:
 
     def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
         """
-        Do what the table `REACTIONS` says about an order, and return the commands for it. A `Stop`
-        or a `Hold` is stored until the training thread has reached the step that the order names.
+        React to an order as the table `REACTIONS` says, and return the commands for this reaction.
+        A `Stop` or a `Hold` order is stored until the training thread has reached the end of the
+        step that the order names.
         """
         match reaction, event.order:
             case Reaction.LOCK, _:
@@ -216,9 +219,9 @@ class RankMachine:
     def _stands(self, event: Located) -> list[RankCommand]:
         """
         Answer the waiting `Hold` order if the training thread stands still at the end of the
-        ordered step or of a later one. A rank that is out of the loop answers too, because its
-        training thread does not move. Its answer is a failure if it left the loop before the
-        ordered step.
+        ordered step or of a later step. A rank that is out of the loop answers too, because its
+        training thread does not move. If that thread has left the loop before the end of the
+        ordered step, the answer reports a failure.
         """
         hold = self._hold
         reached = hold is not None and event.position.step >= hold.step
@@ -262,12 +265,13 @@ class RankMachine:
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if self._stop is None:
-            return []  # the rank leaves because the job ends, or has left the loop already
+            return []  # the rank leaves the loop because the job ends, or has left it already
         at, finish = event.position, self._stop.finish
         ended = at.step > finish or (at.step == finish and not (at.tail or at.after))
         if ended and self.doing != "check":
-            # this rank computes a step after the last one that all ranks complete. The other ranks
-            # will not take part in its collectives, so do not wait for the grace time
+            # this rank computes a step after `finish`, the last step that all ranks complete. The
+            # other ranks will not take part in the collectives of that step, so do not wait for the
+            # grace time
             return self._abort(event.at)
         self._wake = event.at + self._stop.grace
         return []
@@ -291,16 +295,18 @@ class RankMachine:
 
     def _must_stop_first(self, order: OrderName) -> bool:
         """
-        Return True if the order is `compare` and the `Stop` order of this incident has not arrived.
-        The controller sends both together, and the first may be lost. Only the stop undoes the step
-        that was not finished, so the state must not be digested before.
+        Return True if the order is `compare`, and a `Stop` order must come first: this round began
+        with a `Freeze` order, but its `Stop` order has not arrived. The controller sends `Stop` and
+        `Compare` together, and the `Stop` may be lost. Only the `Stop` undoes an unfinished step,
+        so the state must not be digested before.
         """
         return order == "compare" and self.heard("freeze") and not self.heard("stop")
 
     def _errand(self) -> list[RankCommand]:
         """
-        Return the command for the next order if the training thread can carry it out while it
-        stands still in the loop. Only a check is possible there. Otherwise return no command.
+        Return the command for the next order if the training thread can carry out this order while
+        it stands still in the loop. Only the order for a check can be carried out there. For other
+        orders return no command.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -344,7 +350,7 @@ class RankMachine:
         """
         self.doing = None
         # stop repeating aborts. But while a `Stop` order waits for the rank to leave the loop,
-        # `_wake` is the grace time of that order and must be kept
+        # `_wake` is the end of the grace time of that order and must be kept
         if self._stop is None or not self.inside:
             self._wake = None
         return self._next()

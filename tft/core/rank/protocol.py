@@ -1,6 +1,6 @@
 """
-Define the events that the rank machine receives from the process around it, and the commands that
-the machine returns to that process.
+Define the events and commands of the rank machine, the state machine that decides what the process
+of one rank does. The machine receives events from this process, and returns commands to it.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from tft.protocol.messages import (
     Verdict,
 )
 
-# ---------------------------------------------------------------- events
+# ---------------------------------------------------------------- events for the rank machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
     """
-    An order for this rank was received. It may be a repetition of an order that was received
-    before, because orders are repeated until they are answered.
+    An order for this rank was received. The same order may have been received before, because the
+    controller repeats an order until it is answered.
     """
 
     at: float
@@ -46,8 +46,8 @@ class Locked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """
-    The position of the training thread, and in `still` whether it stands still there. It stands
-    still when it waits before an update window and all its all-reduces of the step are complete.
+    The position of the training thread. `still` says whether the thread stands still there, which
+    means that it waits before an update window and all its all-reduces of the step are complete.
     """
 
     at: float
@@ -73,8 +73,8 @@ class Unlocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """
-    The command `LeaveAfter` was passed on: the training thread will leave the loop when it has
-    finished the step of that command. The event carries the present position of the thread.
+    The command `LeaveAfter` was passed to the training thread, which will leave the loop when it
+    has finished the step of that command. The event carries the present position of the thread.
     """
 
     at: float
@@ -84,7 +84,7 @@ class Leaving:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """
-    The training thread has left the user's training loop and waits for orders.
+    The training thread has left the user's training loop and waits for an order to carry out.
     """
 
     at: float
@@ -94,7 +94,7 @@ class Left:
 class Done:
     """
     The training thread has carried out an order, or the order has failed. `failure` is None on
-    success, otherwise the reason.
+    success, and otherwise says why the order has failed.
     """
 
     order: RankOrder
@@ -121,15 +121,15 @@ class Done:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
     """
-    The command `Withdraw` was successful: the training thread had not begun the order, and will not
-    carry it out.
+    The command `Withdraw` was successful: the training thread had not begun the order that it was
+    given, and will not carry it out.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Woken:
     """
-    The time returned by `next_deadline` has come.
+    The time for which the rank machine has asked (`RankMachine.next_deadline`) has come.
     """
 
     at: float
@@ -137,21 +137,23 @@ class Woken:
 
 RankEvent = Ordered | Locked | Located | Unlocked | Leaving | Left | Done | Withdrawn | Woken
 
-# ---------------------------------------------------------------- commands
+# ---------------------------------------------------------------- commands of the rank machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
     """
-    Keep the training thread out of its next update window, and report its position.
+    Keep the training thread out of its next update window, and report the position of the thread
+    (`Locked`).
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldAfter:
     """
-    Let the training thread finish step `step`, keep it out of the next update window, and report
-    its position (`Located`) now and again when it stands still before that window.
+    Let the training thread finish step `step`, and keep it out of the next update window. Report
+    the position of the thread (`Located`) at once, and a second time when the thread stands still
+    before that window.
     """
 
     step: int
@@ -160,7 +162,7 @@ class HoldAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlock:
     """
-    Let the training thread enter update windows again, and report to the controller when it
+    Let the training thread enter update windows again, and report to the controller when the thread
     completes its next step.
     """
 
@@ -169,8 +171,8 @@ class Unlock:
 class LeaveAfter:
     """
     Let the training thread finish step `step`, including its tail (the code between the update and
-    the end of the step). Then it leaves the loop. If the step is finished already, it leaves before
-    it enters another update window.
+    the end of the step), and then leave the loop. If the step is finished already, the thread
+    leaves the loop before it enters another update window.
     """
 
     step: int
@@ -179,14 +181,14 @@ class LeaveAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """
-    Interrupt the training thread in any call that may hang, such as a collective.
+    Interrupt the training thread if it is in a call that may hang, such as a collective.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
     """
-    Pass this order to the training thread.
+    Pass this order of the controller to the training thread, which carries it out.
     """
 
     name: OrderName

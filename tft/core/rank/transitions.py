@@ -1,7 +1,8 @@
 """
-The two tables of the rank machine. `TRANSITIONS` lists the stages that may follow each stage of a
-training thread. `REACTIONS` lists the reaction to each order in each stage.
-`docs/reference/machine.md` shows both tables.
+The two tables of the rank machine (the state machine that decides what the process of one rank
+does). A stage says where the training thread is and what it does. `TRANSITIONS` lists the stages
+that may follow each stage. `REACTIONS` lists the reaction to each order of the controller in each
+stage. `docs/reference/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping
@@ -16,17 +17,17 @@ class Stage(StrEnum):
     """
 
     IDLE = "idle"
-    """Out of the loop, waiting for orders."""
+    """Out of the user's training loop, waiting for orders."""
     BUSY = "busy"
-    """Out of the loop, carrying out an order."""
+    """Out of the user's training loop, carrying out an order that is not a check."""
     CHECKING = "checking"
-    """Out of the loop, running a check."""
+    """Out of the user's training loop, running a check of links and devices."""
     LOOP = "in the loop"
-    """In the user's loop, or on its way into the loop."""
+    """In the user's training loop, or on its way into the loop."""
     HELD = "held"
-    """In the loop, standing still at a step boundary, as a `Hold` order demands."""
+    """In the loop, standing still at the boundary between two steps, as a `Hold` order demands."""
     CHECKING_HELD = "checking while held"
-    """In the loop, at a step boundary, running a check of links and devices."""
+    """In the loop, at the boundary between two steps, running a check of links and devices."""
 
 
 S = Stage
@@ -41,17 +42,18 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.HELD: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.CHECKING_HELD}),
     S.CHECKING_HELD: frozenset({S.HELD, S.LOOP, S.CHECKING}),
 }
-"""The stages that may follow each stage. A stage in which an order is carried out may follow
+"""By stage: the stages that may follow it. A stage in which an order is carried out may follow
 itself, because the next order may begin at once."""
 
 
 class Reaction(StrEnum):
     """
-    What the rank machine does about an order.
+    What the rank machine (the state machine of a rank's process) does about an order.
     """
 
     LOCK = "lock"
-    """The training thread enters no update window any more. The answer carries its position."""
+    """The training thread enters no update window any more. The answer to the order carries the
+    position of the thread."""
     HOLD = "hold"
     """The training thread stands still at the end of the step that the order names."""
     UNLOCK = "unlock"
@@ -60,11 +62,11 @@ class Reaction(StrEnum):
     """The training thread, which is out of the loop, drops the broken process groups as soon as it
     carries out no other order."""
     LEAVE = "leave"
-    """The training thread leaves the loop at the end of the step that the order names. If it takes
-    longer than the grace time of the order, it is interrupted."""
+    """The training thread leaves the loop at the end of the step that the order names. If the
+    thread takes longer than the grace time of the order, it is interrupted."""
     GRACE = "grace"
-    """A check runs outside the loop. It is interrupted if it takes longer than the grace time of
-    the `Stop` order."""
+    """A `Stop` order has come while a check runs outside the loop. The check is interrupted if it
+    takes longer than the grace time of the order."""
     ABORT = "abort"
     """The training thread is interrupted at once, because the job is over for this rank. The order
     is carried out when the thread is out of the loop."""
@@ -96,4 +98,4 @@ REACTIONS: Mapping[OrderName, Mapping[Stage, Reaction]] = {
         _ALL,
     ),
 }  # fmt: skip
-"""The reaction to each order in each stage."""
+"""By order and stage of the training thread: the reaction to the order."""
