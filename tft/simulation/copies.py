@@ -39,11 +39,11 @@ class Copies:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
-        """The last step at whose end all copies were compared equal, or from whose end all ranks
-        continued together."""
+        """The last step at whose end a comparison has found all copies equal, or from whose end all
+        ranks continued together."""
         self._bar: int | None = None
-        """The latest step that may be used while copies differ and it is not known which are right.
-        None if there is no limit."""
+        """The latest step from which the job may continue, while copies differ and it is not known
+        which copies are right. None if there is no limit."""
         self._most: dict[tuple[str, int], Digests] = {}
         """By shard and step: the digests that count as right, because most or all ranks hold them.
         """

@@ -34,7 +34,7 @@ from tft.protocol.messages import (
 from tft.simulation.stage import Stage
 
 Key = tuple[int, int]
-"""Incident and round."""
+"""The numbers of an incident and of its round."""
 LIMITS: dict[OrderName, str] = {
     "freeze": "freeze", "stop": "stop", "compare": "repair", "load": "repair", "fetch": "repair", "restore": "repair",
     "reload": "repair", "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
