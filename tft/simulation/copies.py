@@ -26,7 +26,7 @@ from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import Content
 
 Digests = tuple[tuple[str, str], ...]
-"""The digests of one shard, by part."""
+"""The digests of one shard: pairs of a part (`model` or `settings`) and its digest."""
 
 
 class Copies:
@@ -105,7 +105,7 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                # an answer of an earlier round does not count
+                # an answer to a fetch order of an earlier round does not count
                 if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
             case _:
@@ -116,8 +116,8 @@ class Copies:
     def stopped(self, ceiling: int | None) -> None:
         """
         Compute which digests of each shard count as right: those of the majority of the ranks. Call
-        this when all ranks have left the loop and reported the digests of their state. Copies of
-        steps later than `ceiling` are known to be unsound and are ignored.
+        this when all ranks have left the training loop and reported the digests of their state.
+        Copies of steps later than `ceiling` are known to be unsound and are ignored.
         """
         self._most.clear()
         votes: dict[tuple[str, int], list[Answered]] = {}

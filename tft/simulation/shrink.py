@@ -17,7 +17,7 @@ TRIES = 400
 
 def shrink(schedule: Schedule) -> Outcome:
     """
-    Return the outcome of the smallest schedule found that breaks the same invariant.
+    Return the outcome of the smallest schedule found that breaks the same invariant as `schedule`.
     """
     smallest = run(schedule)
     promise, tries = smallest.broken, TRIES

@@ -404,7 +404,7 @@ class MishapsPart(Protocol):
     @property
     def faults(self) -> list[Mishap]:
         """
-        The mishaps that have happened, without those that are requests.
+        The mishaps that have happened, without requests and without nodes that join.
         """
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
@@ -525,8 +525,8 @@ class InvariantsPart(Protocol):
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the state at the end of the step before, and
-        the data position (the number of batches drawn) of that step.
+        Check a rank that is ordered to enter the training loop. It must hold the state at the end
+        of the step before, and the data position (the number of batches drawn) of that step.
         """
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:

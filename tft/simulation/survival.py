@@ -70,7 +70,7 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
         case "store":
             return able and twice and not _heard_late(stage, fault.target)
         case "fail":
-            # an order with a longer `lasting` fails at every attempt
+            # with a longer `lasting`, the mishap makes the order fail at every attempt
             return able and twice and fault.lasting <= SHORT
         case "notice":
             spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1

@@ -56,19 +56,20 @@ class Group:
 
     def add(self, number: float) -> float:
         """
-        Return the sum of the numbers of all ranks. The sum does not depend on the order of the
-        ranks.
+        Send the number of this rank, wait for all ranks, and return the sum of their numbers. The
+        sum does not depend on the order in which the numbers arrive.
 
         Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # the first call of a group only forms it
+        if self._turn:  # the first call only forms the group
             _adopted.contributing()
         return self.meet(number)
 
     def meet(self, number: float = 0.0) -> float:
         """
-        Return the sum of the numbers of all ranks, as `add` does, but without calling
-        `contributing`. It is for calls that are not part of the step.
+        Return the sum of the numbers of all ranks, as `add` does, but without telling tft that the
+        rank contributes to a collective of the step (see `tft_watch`). Use this method for calls
+        that are not part of a step.
         """
         self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
@@ -97,7 +98,7 @@ class Group:
 class Store(socketserver.ThreadingTCPServer):
     """
     The rendezvous store. It adds the numbers that the ranks send under one key. When the number of
-    the last rank has arrived, it answers all ranks with the sum.
+    the last rank has arrived, the store answers all ranks with the sum.
     """
 
     daemon_threads = True
@@ -147,7 +148,8 @@ class _Adopted:
 
     def contributing(self) -> None:
         """
-        Do nothing. `tft_watch` replaces this method by the function that it receives.
+        Do nothing. The hook `tft_watch` replaces this method by a function of tft, which must be
+        called before the rank contributes to a collective.
         """
 
 

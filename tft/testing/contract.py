@@ -42,8 +42,8 @@ class AdaptorContract:
 
     training: ClassVar[type[Training]]
     world: ClassVar[int] = 3
-    """The number of ranks. It is three, because with two ranks the order of an all-reduce cannot be
-    wrong."""
+    """The number of ranks. It is three, because the sum of an all-reduce of two ranks is the same
+    in either order, so two ranks would not show a wrong order."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
     # ---------------------------------------------------------------- the hooks
@@ -172,9 +172,9 @@ class AdaptorContract:
 
     def test_a_killed_rank_changes_no_bit(self) -> None:
         """
-        A rank is killed while the others wait for it in a collective. The others leave the
-        collective, and a new process takes its state from them. The job ends as the undisturbed
-        job.
+        A rank is killed while the other ranks wait for it in a collective. The other ranks leave
+        the collective. A new process of the killed rank takes its state from them. The job ends as
+        the undisturbed job.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -326,8 +326,8 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks except `but` begin a step that they cannot finish without it, and interrupt
-        the step with `tft_quiesce`.
+        Let all ranks except `but` begin a step, which they cannot finish without that rank, and
+        interrupt the step with `tft_quiesce`.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -425,14 +425,16 @@ def replicas(ranks: Ranks) -> Iterator[tuple[int, str, tuple[int, ...]]]:
 
 def joined(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
     """
-    Return, for each rank, the results of its steps before an incident, followed by those after it.
+    Return, for each rank, the results of its steps before an incident, followed by the results of
+    its steps after the incident.
     """
     return [first + second for first, second in zip(before, after, strict=True)]
 
 
 def identical(found: Record, expected: Record, what: str) -> None:
     """
-    Check that a job is bit-identical to the undisturbed one. `what` names the job in messages.
+    Check that the results of a job are bit for bit those of the undisturbed job. `found` is the
+    record of the job, and `expected` that of the undisturbed job. `what` names the job in messages.
     Raises `AssertionError` with the first difference.
     """
     for rank, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):

@@ -224,7 +224,7 @@ class _Rank:
 
     def compared(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard, by part.
+        Return the digests of a shard, by the name of the part (such as the parameters).
         """
         if self._has("tft_compare"):
             return dict(self.hook.tft_compare(shard=shard))
@@ -470,8 +470,8 @@ class Ranks:
         self._training = training
         self._world = world
         self._context = multiprocessing.get_context("forkserver")
-        # this has an effect only for the first job of a test run: later jobs use the same fork
-        # server
+        # the preload has an effect only for the first job of a test run: later jobs use the fork
+        # server that runs already
         self._context.set_forkserver_preload([__name__, training.__module__])
         self._formed = formed
         self._groups = 0
