@@ -265,8 +265,8 @@ class Copies:
     def closed(self, machine: Machine) -> None:
         """
         Check, at the end of an incident, that the incident reported an inexact step. A step is
-        inexact when all ranks continue from content of its tail instead of its end. Raises `Broken`
-        when this was not reported.
+        inexact when all ranks continue from content of the step's tail instead of the content of
+        its end. Raises `Broken` when an inexact step was not reported.
         """
         told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
@@ -286,9 +286,9 @@ class Copies:
 
     def _gone_on_from(self, machine: Machine, step: int) -> None:
         """
-        Check that all members hold equal copies of the content from which they continue. This is
-        the content of the end of `step`. If no rank has it, equal content of the step's tail is
-        accepted. Raises `Broken` otherwise.
+        Check that all members hold equal copies of the content from which they continue. The right
+        content is that of the end of `step`. If no rank has this content, equal content of the
+        step's tail is accepted. Raises `Broken` otherwise.
         """
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():

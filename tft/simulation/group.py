@@ -51,8 +51,8 @@ class Group:
 
     def build(self, process: ProcessPart) -> None:
         """
-        Let a member begin to build its wrapper of the model. The build is complete when all members
-        have begun it.
+        Let a member begin to build its wrapper of the model. The builds of all members are complete
+        soon after the last member has begun.
         """
         if self.broken:
             return self._stage.clock.after(0.01, process.shut_out, "the group is broken")

@@ -333,7 +333,7 @@ class Harm:
     def _switch(self, mishap: Mishap) -> None:
         """
         Request that a rank moves to another node. If the mishap has a `kind`, request the same for
-        the next rank. If it has a `number`, withdraw the request after `lasting` seconds.
+        the next rank. If the mishap has a `number`, withdraw the request after `lasting` seconds.
         """
         stage = self._stage
         report, last = stage.outside.report, stage.schedule.world - 1

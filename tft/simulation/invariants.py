@@ -24,8 +24,8 @@ from tft.simulation.survival import lost_needlessly
 from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
-"""Virtual seconds after the last mishap within which the job must be over. This is several times
-the longest limit of any policy that a schedule can have."""
+"""Virtual seconds after the last mishap within which the job must be over. The bound is several
+times the longest limit of any policy that a schedule can have."""
 
 LEAVING = 8.0
 """The time in virtual seconds within which every process that can be reached learns that the job is
@@ -479,11 +479,12 @@ class Invariants:
         """
         Return whether the controller could not know that `content` is wrong.
 
-        Content of a polluted update is excused until the controller knows of that update. It is
-        also excused if `order` was sent in an earlier round than the one in which the controller
-        learnt of the update. With `late`, content of a polluted update is always excused. Content
-        that a silent corruption changed is always excused here, and so is content computed from it:
-        `copies.py` and `slices.py` check whether the comparison of copies finds it.
+        Content of a polluted update is excused until the controller knows of that update. Such
+        content is also excused if `order` was sent in an earlier round than the one in which the
+        controller learnt of the update. With `late`, content of a polluted update is always
+        excused. Content that a silent corruption changed is always excused here, and so is content
+        computed from it: `copies.py` and `slices.py` check whether the comparison of copies finds
+        it.
         """
         stage = self._stage
         if content.flipped or content.spread:

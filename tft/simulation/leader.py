@@ -228,8 +228,8 @@ class Leader:
 
     def _compare_slices(self) -> None:
         """
-        Start to compare the slices (parts of the shards) of the attempt with which the ranks have
-        resumed training.
+        Start to compare slices (parts of the shards) for the attempt (incident and round) in which
+        the ranks have resumed training.
         """
         machine = self.machine
         if machine.attempt is not None:

@@ -345,7 +345,7 @@ def _wrong(copies: Mapping[int, Digests]) -> tuple[int, ...] | None:
 def fault(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> None:
     """
     Let the training thread leave its loop with an exception, and report the fault. `text` is the
-    text of the exception. `polluted` is True if wrong numbers may have spread.
+    text of the exception. `polluted` is True if wrong numbers may have spread to other ranks.
     """
     leave(process, faulted(process, kind, text, polluted=polluted))
 

@@ -35,7 +35,7 @@ BEAT = 0.8
 needs only two heartbeats within `ASLEEP` seconds (see `hang_detection.py`), which are 1 s."""
 OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
-This is about the time of a step."""
+A step takes about as long."""
 KILLED = -9
 
 

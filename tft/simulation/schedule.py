@@ -107,7 +107,7 @@ QUICK = Policy(
 """The limits of a job in which a step takes a fraction of a second, in seconds. `gather` is 3600
 seconds by default; here it is 30 seconds, which is longer than any node takes to join, but well
 below the time in which the job must be over after the last mishap (`invariants.BOUND`). The job
-waits that long for a node that was lost before it had reported."""
+waits for `gather` seconds for a node that was lost before the node had reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Mishap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """
-    Everything that one run of a simulated cluster depends on.
+    Everything on which one run of a simulated cluster depends.
     """
 
     seed: int
@@ -203,7 +203,8 @@ class Schedule:
     """True if the lowest rank does not wait for the other ranks in the collective of the tail, like
     the source of a broadcast."""
     breaks: bool = True
-    """True if a collective raises an exception when a member is lost. False if it hangs."""
+    """True if a collective raises an exception when a member is lost. False if the collective then
+    hangs."""
     resume: int = 0
     """The step of the checkpoint from which the job starts. If it is 0, the job starts without a
     checkpoint."""

@@ -1,5 +1,6 @@
 """
-Shrinking: make a schedule that breaks an invariant as small as possible, while it still breaks it.
+Shrinking: make a schedule that breaks an invariant as small as possible. The smaller schedule must
+still break the same invariant.
 """
 
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ class _Dispute:
 @dataclass(slots=True)
 class _Record:
     """
-    What the ranks really hold since they were last ordered to resume.
+    The real content of the ranks at the end of each step since they were last ordered to resume.
     """
 
     attempt: Attempt = (-1, 0)
@@ -113,7 +113,7 @@ class Slices:
     def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
         Begin a new record: all members resume training. Wrong content that members hold now was
-        accepted knowingly, or no comparison could find it.
+        accepted knowingly, or no comparison could find the wrong content.
         """
         if self.found is None:
             self._was_found()
@@ -243,7 +243,7 @@ class Slices:
     def hears(self, machine: Machine, event: Event) -> None:
         """
         Check the result of a comparison of slices that the job machine is about to handle. Raises
-        `Broken` when it does not agree with the real content of the ranks.
+        `Broken` when the result does not agree with the real content of the ranks.
         """
         match event:
             case SlicesAgreed():

@@ -1,6 +1,6 @@
 """
-An adaptor without a framework, for tests. It uses real processes and real sockets, and a state of a
-few numbers. It is installed under the name `fake`.
+An adaptor without a framework, for tests. The adaptor uses real processes and real sockets, and a
+state of a few numbers. It is installed under the name `fake`.
 
 With this adaptor, all parts of tft except the real adaptors can be tested. A job of four ranks
 takes about a second to start. The model is any object with `values`, an `array` of doubles. The
@@ -9,7 +9,7 @@ if a rank is missing.
 
 By default all ranks hold copies of one shard. If the script calls `session.adopt` with
 `apart=True`, each rank has a shard of its own. With `--backup-every`, each rank keeps copies of its
-shard of two steps. A function that is adopted as `reload` loads a checkpoint that the
+shard at the end of two steps. A function that is adopted as `reload` loads a checkpoint that the
 script itself wrote.
 """
 

@@ -9,8 +9,8 @@ The contract of an adaptor, as tests that the author of an adaptor runs.
         training = MyTraining
 
 The tests start real processes that call the hooks of the adaptor in the order in which a worker
-calls them. In some tests a rank is killed, its memory is damaged, or the job is rolled back or
-loaded. The job must end bit for bit as an undisturbed job.
+calls them. In some tests a rank is killed, the memory of a rank is damaged, or the job is
+rolled back or loaded. The job must end bit for bit as an undisturbed job.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,8 @@ class AdaptorContract:
     def test_hooks_that_belong_together_are_there_together(self) -> None:
         """
         An adaptor implements all hooks of a set that belong together, or none of them. If an
-        adaptor keeps copies, for example, tft asks it for their steps and restores them.
+        adaptor keeps copies, for example, tft asks it for the steps of the copies and orders it to
+        restore copies.
         """
         hook = self.training.hooks()
         for group in (
@@ -74,8 +75,8 @@ class AdaptorContract:
 
     def test_an_unknown_object_is_refused(self) -> None:
         """
-        An object that the adaptor does not know is refused with `UsageError`. If it were ignored,
-        the job would lose its state in the first incident.
+        An object that the adaptor does not know is refused with `UsageError`. If the adaptor
+        ignored it, the job would lose the state of the object in the first incident.
         """
         with Ranks(self.training, 1) as ranks:
             refusal = ranks[0].ask("adopt_more")
@@ -121,8 +122,8 @@ class AdaptorContract:
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
-        All holders of a shard name the same ranks as its holders. If they disagree, tft takes
-        copies from ranks that have none.
+        All ranks that hold a shard name the same ranks as its holders. If two ranks disagree, tft
+        takes copies from ranks that have no copy.
         """
         with self.begun() as ranks:
             told = ranks.all("shards")
@@ -296,8 +297,8 @@ class AdaptorContract:
 
     def begun(self) -> Ranks:
         """
-        Return the ranks of a new job, as a context manager. On entering it, the ranks form their
-        groups.
+        Return the ranks of a new job, as a context manager. When a test enters the context, the
+        ranks form their groups.
         """
         return Ranks(self.training, self.world, formed=True)
 

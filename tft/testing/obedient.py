@@ -1,6 +1,6 @@
 """
-A scripted rank: it behaves like a rank, but has no process, framework or clock. It carries out each
-order at once.
+A scripted rank, for tests. It behaves like a rank, but has no process, framework or clock. It
+carries out each order at once.
 
 The rank also records whether its state is really right, which the job machine cannot see. So a test
 fails when a rank resumes with a wrong state, or gets a state from a rank that does not hold this
@@ -138,7 +138,7 @@ class ScriptedRank:
     hung: bool = False
     """True if the rank hangs: it answers nothing and trains nothing until it is killed."""
     stopped: bool = False
-    """True if the process is stopped (SIGSTOP). The agent finds this when it ends the process."""
+    """True if the process is stopped (SIGSTOP). The agent notices that when it ends the process."""
     context_lost: bool = False
     """True if the device of the rank accepts no more work from it."""
     loop: ScriptedLoop = field(default_factory=ScriptedLoop)

@@ -78,7 +78,7 @@ Kind = TypeVar("Kind", bound=Order)
 class JobShape:
     """
     The size and the parts of a scripted job. `placement` gives, by node, the ranks that the node
-    starts. If it is empty, the job has one node.
+    starts. If `placement` is empty, the job has one node.
     """
 
     world: int = field(kw_only=False)
@@ -92,7 +92,7 @@ class JobShape:
     """By shard: the ranks that hold a copy of it. If `groups` is empty, there is one shard,
     `dense`, which every rank holds."""
     spare: dict[int, int] = field(default_factory=dict)
-    """By node: the number of additional ranks for which it has room."""
+    """By node: the number of additional ranks for which the node has room."""
     derives: bool = True
     """True if the adaptor can make the rank-local state of a rank from the number of a step."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Script:
     forgetful: set[int] = field(default_factory=set)
     """Nodes whose agents do not answer a `Recall`."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
-    """By rank: the digests of its losses and gradients in each step from now on."""
+    """By rank: the digests of its losses and gradients, which its reports contain from now on."""
 
 
 class ScriptedJob(JobShape):
