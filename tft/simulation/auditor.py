@@ -107,7 +107,8 @@ class Auditor:
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that the machine is about to handle, and the state of the machine before it.
+        Record an event that the machine is about to handle, and the state of the machine before
+        this event.
         """
         self._state = machine.state
         incident = machine.incident
@@ -123,7 +124,7 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # the offered strategies may be impossible now
+                self._consult = None  # the strategies that were offered may be impossible now
             if not (isinstance(message, Answered) and self._is_impostor(machine, event)):
                 self._ledger.hears(machine, message)
             self._copies.hears(message)
@@ -134,8 +135,8 @@ class Auditor:
 
     def _is_impostor(self, machine: Machine, event: Received) -> bool:
         """
-        Return True if a report was sent by a second process of its rank, which no order has
-        started.
+        Return True if the sender of a report is an impostor: a second process of the reported
+        rank, which no order has started.
         """
         rank = getattr(event.message, "rank", -1)
         process = self._process(machine, rank)
@@ -187,8 +188,8 @@ class Auditor:
             case Advised():
                 self._followed(machine, event.message)
             case Answered(order="load", failure=str()):
-                # A rank's rank-local state is only in its checkpoint, so ranks that have read their
-                # parts cannot replace a part that cannot be read.
+                # Only a rank's own part of the checkpoint holds its rank-local state. If a rank
+                # cannot read its part, no other rank can supply this state.
                 self._unread += 1
                 if self._unread > 1:
                     self._chances.may_end("a checkpoint could not be read twice")
@@ -233,7 +234,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # the controller may blame another rank for these kinds, or no rank
+            return  # the controller may blame another rank or none for such a fault
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
@@ -243,9 +244,9 @@ class Auditor:
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
         """
-        Check that the machine follows the advice of the recovery plugins if it offered the advised
-        strategy. Remember the strategies that the advice rules out. Raises `Broken` when the
-        machine chose another strategy.
+        Check that the machine follows the advice of the recovery plugins, if the machine had
+        offered the advised strategy to the plugins. Remember the strategies that the advice rules
+        out. Raises `Broken` when the machine chose another strategy.
         """
         incident, consult = machine.incident, self._consult
         if self._state is not S.CHOOSING or consult is None:
@@ -392,7 +393,7 @@ class Auditor:
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         found = self._slices.found
         if found is not None and step >= 0:
-            saves = isinstance(order, Save)  # only copies in memory can be saved
+            saves = isinstance(order, Save)  # a save order can write only what is in memory
             earlier = self._chances.earlier(machine, found.sound, held=saves)
             self._slices.goes_back(machine, step, earlier)
 
@@ -520,7 +521,7 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
-            or order.node in self._slices.left  # the node's `fault` event may follow this order
+            or order.node in self._slices.left  # the node may be given up after this order
             or (whole_nodes and order.node in ledger.hurt)
         ):
             return

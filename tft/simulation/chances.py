@@ -1,6 +1,7 @@
 """
-An independent estimate of whether a simulated job can continue. It computes the newest step for
-which every shard has a sound copy, and whether a job that ends could have continued instead.
+An independent estimate of whether a simulated job can continue. The class `Chances` computes the
+newest step for which every shard has a sound copy. It also finds out whether a job that ends could
+have continued instead.
 """
 
 from tft.core.job.machine import Machine
@@ -16,9 +17,9 @@ S = State
 
 class Chances:
     """
-    Checks the step from which the machine lets all ranks continue, and whether the job may end. The
-    estimate never claims more than the machine could know. When it is uncertain whether content is
-    sound, the check passes.
+    Checks the step from which the job machine (the state machine in the leading controller) lets
+    all ranks continue, and whether the job may end. The estimate never claims more than the machine
+    could know. When it is uncertain whether the content of a shard is sound, the check passes.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger, copies: Copies) -> None:
@@ -30,7 +31,7 @@ class Chances:
 
     def may_end(self, why: str) -> None:
         """
-        Record a reason to end the job, even if it could go on.
+        Record why the job may end, even if it could go on. Only the first reason is kept.
         """
         self._may_end = self._may_end or why
 
@@ -75,8 +76,8 @@ class Chances:
     def rolled_back(self, machine: Machine) -> None:
         """
         Forget the checkpoints of steps later than the ceiling of the incident. The ceiling is the
-        latest step whose state is not in doubt. All ranks go back to an earlier step, so later
-        checkpoints may hold wrong state.
+        latest step whose state is not in doubt, so later checkpoints may hold wrong state. Called
+        when the ranks are ordered to roll back.
         """
         ceiling = machine.incident.spread.ceiling
         if ceiling is not None:
@@ -98,7 +99,7 @@ class Chances:
             raise Broken("the job ends only for a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
-            return  # the job may end: it may be waiting for ranks that never arrive
+            return  # the job may end, because a member has never become ready
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
@@ -157,8 +158,8 @@ class Chances:
                     continue
                 told, process = ledger.told[rank], processes[rank]
                 if process.steps.tail and rank not in machine.members:
-                    # this rank left the job in a tail (code after an update). The machine cannot
-                    # know that the members came no further in it
+                    # this rank left the job in the tail of a step. The machine cannot know whether
+                    # the members came further in that tail
                     continue
                 held = None if rank in self._copies.disputed else told.held
                 if held is not None and process.memory.content[shard] == truth.value(held, shard):

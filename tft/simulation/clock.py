@@ -21,9 +21,9 @@ class Clock:
     def __init__(self, now: float) -> None:
         self.now = now
         self.happened = 0
-        """The number of calls that were made."""
+        """The number of calls that were made so far."""
         self._turn = 0
-        # Any: the arguments of `call` may have any type
+        # Any: the arguments of the waiting calls may have any type
         self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []
 
     # Any: the arguments of `call` may have any type

@@ -26,7 +26,7 @@ from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import Content
 
 Digests = tuple[tuple[str, str], ...]
-"""The digests of one shard, by part."""
+"""The digests of one shard: pairs of a part (`model` or `settings`) and its digest."""
 
 
 class Copies:
@@ -39,11 +39,11 @@ class Copies:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
-        """The last step at whose end all copies were compared equal, or from whose end all ranks
-        continued together."""
+        """The last step at whose end a comparison has found all copies equal, or from whose end all
+        ranks continued together."""
         self._bar: int | None = None
-        """The latest step that may be used while copies differ and it is not known which are right.
-        None if there is no limit."""
+        """The latest step from which the job may continue, while copies differ and it is not known
+        which copies are right. None if there is no limit."""
         self._most: dict[tuple[str, int], Digests] = {}
         """By shard and step: the digests that count as right, because most or all ranks hold them.
         """
@@ -106,7 +106,7 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                # an answer of an earlier round does not count
+                # an answer to a fetch order of an earlier round does not count
                 if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
             case _:
@@ -117,8 +117,8 @@ class Copies:
     def stopped(self, ceiling: int | None) -> None:
         """
         Compute which digests of each shard count as right: those of the majority of the ranks. Call
-        this when all ranks have left the loop and reported the digests of their state. Copies of
-        steps later than `ceiling` are known to be unsound and are ignored.
+        this when all ranks have left the training loop and reported the digests of their state.
+        Copies of steps later than `ceiling` are known to be unsound and are ignored.
         """
         self._most.clear()
         votes: dict[tuple[str, int], list[Answered]] = {}
@@ -266,8 +266,8 @@ class Copies:
     def closed(self, machine: Machine) -> None:
         """
         Check, at the end of an incident, that the incident reported an inexact step. A step is
-        inexact when all ranks continue from content of its tail instead of its end. Raises `Broken`
-        when this was not reported.
+        inexact when all ranks continue from content of the step's tail instead of the content of
+        its end. Raises `Broken` when an inexact step was not reported.
         """
         told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
@@ -287,9 +287,9 @@ class Copies:
 
     def _gone_on_from(self, machine: Machine, step: int) -> None:
         """
-        Check that all members hold equal copies of the content from which they continue. This is
-        the content of the end of `step`. If no rank has it, equal content of the step's tail is
-        accepted. Raises `Broken` otherwise.
+        Check that all members hold equal copies of the content from which they continue. The right
+        content is that of the end of `step`. If no rank has this content, equal content of the
+        step's tail is accepted. Raises `Broken` otherwise.
         """
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():

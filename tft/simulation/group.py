@@ -3,9 +3,9 @@ Process groups of simulated ranks: how ranks form a group, train a step in it, a
 member is missing.
 
 An all-reduce is complete only when every member has contributed. The result arrives at each member
-at a different time. So a fault can find some members a step ahead of others. The same holds for the
-collective in the tail of a step (the part after the update window), if the schedule has such a
-collective.
+at a different time. So when a fault happens, some members can be a step ahead of others. The
+schedule may also have a collective in the tail of a step (the part after the update window). Its
+result too arrives at each member at a different time.
 """
 
 from dataclasses import dataclass, field
@@ -51,8 +51,8 @@ class Group:
 
     def build(self, process: ProcessPart) -> None:
         """
-        Let a member begin to build its wrapper of the model. The build is complete when all members
-        have begun it.
+        Let a member begin to build its wrapper of the model. The builds of all members are complete
+        soon after the last member has begun.
         """
         if self.broken:
             return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
@@ -107,8 +107,9 @@ class Group:
         """
         Return whether a rank's state differs from the right state of the end of `step`. An
         all-reduce with such a rank spreads wrong data. Silent corruptions do not count. In a job
-        that compares slices they spread with the gradients (see `_summed`). In other jobs they stay
-        with the rank and with the ranks that copy from it.
+        that compares slices (parts of the shards), silent corruptions spread with the gradients
+        (see `_summed`). In other jobs a silent corruption stays with its rank and with the ranks
+        that copy from this rank.
         """
         value = self._stage.truth.value
         return any(
@@ -130,8 +131,9 @@ class Group:
 
     def _summed(self, step: int) -> None:
         """
-        Deliver the results of the completed all-reduces to the members, in up to three parts at
-        different times. From now on each member can finish the step without the others.
+        Deliver the results of the completed all-reduces to the members. Up to three groups of
+        members receive the results at different times. From now on each member can finish the step
+        without the other members.
         """
         stage, spoilt = self._stage, self._spoilt
         arrived = list(self._arrived.values())
@@ -251,8 +253,8 @@ class Group:
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
         Remove a member that has ended or has closed its connections. From then on the group is
-        broken: no operation that needs all members can complete. With `loud`, members that wait for
-        the others may get an exception.
+        broken: no operation that needs all members can complete. With `loud`, members that wait in
+        such an operation may get an exception.
         """
         if self.members.get(process.rank) is not process or (self.broken and not loud):
             return

@@ -1,6 +1,7 @@
 """
-The work of a simulated training thread: how it carries out orders. Each order takes time. Some
-orders need the other ranks. Every order may fail, hang, or be interrupted when the process ends.
+The work of a simulated training thread: how the thread carries out orders. Each order takes time.
+Some orders need the other ranks. Every order may fail, hang, or be interrupted when the process
+ends.
 """
 
 from collections.abc import Iterable, Mapping

@@ -27,10 +27,11 @@ from tft.simulation.schedule import Mishap
 from tft.simulation.stage import LeaderPart, NodePart, ProcessPart, Stage
 
 BOOT = 0.7
-"""The time in seconds from the end of a controller to the start of the next one, if there is no
-standby."""
+"""The time in seconds from the end of a controller to the start of the next controller, if there is
+no standby controller."""
 STANDING_BY = 10.0
-"""The time in seconds within which a standby has certainly taken over."""
+"""The time in seconds, after the leading controller is gone, within which a standby controller has
+certainly taken over."""
 RESTART = 0.3
 """The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
@@ -83,8 +84,8 @@ class Harm:
         self._stage = stage
         self._mishaps = mishaps
         self.meddled = False
-        """True when a recovery plugin has asked for a strategy of its own or one other than `retry`
-        and `recover`, or has ruled out a strategy."""
+        """True when a recovery plugin has asked for a strategy other than `retry` and `recover`
+        (such as a strategy of its own), or has ruled out a strategy."""
 
     def does(self, mishap: Mishap) -> Done:
         """
@@ -157,7 +158,8 @@ class Harm:
                 return self._flip(mishap, process)
             case "context":
                 process.collectives.context_lost = True
-                # outside the loop, the rank notices the lost context at its next order
+                # outside the training loop, the rank notices the lost device context at its next
+                # order
                 if process.thread.phase in IN_LOOP:
                     loop.fault(process, "process", "Boom: the context is lost")
             case _ if process.thread.phase not in IN_LOOP:
@@ -221,8 +223,8 @@ class Harm:
         order asked for the second process.
         """
         if process.thread.phase == "starting":
-            # before the ordered process has joined, the controller would accept the second one in
-            # its place
+            # before the ordered process has joined, the controller would accept the second process
+            # as the holder of the rank
             return "nobody"
         node = process.node
         stranger = Process(self._stage, node, process.rank, process.incarnation, Page(_nothing))
@@ -259,8 +261,8 @@ class Harm:
 
     def _lost(self, mishap: Mishap, node: NodePart) -> Done:
         stage = self._stage
-        # The program that starts an agent notices its end, if the agent ends before it has
-        # reported.
+        # `seen`: somebody reports the lost node. If an agent ends before its first report, the
+        # program that has started this agent notices the end.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:
@@ -331,7 +333,7 @@ class Harm:
     def _switch(self, mishap: Mishap) -> None:
         """
         Request that a rank moves to another node. If the mishap has a `kind`, request the same for
-        the next rank. If it has a `number`, withdraw the request after `lasting` seconds.
+        the next rank. If the mishap has a `number`, withdraw the request after `lasting` seconds.
         """
         stage = self._stage
         report, last = stage.outside.report, stage.schedule.world - 1

@@ -1,6 +1,6 @@
 """
-The invariants of tft, checked against the real state of the simulated cluster. Each has a name,
-which says what must hold.
+The invariants of tft, checked against the real state of the simulated cluster. Each invariant has a
+name, which says what must hold.
 """
 
 from tft.core.job.commands import JobOver
@@ -24,8 +24,8 @@ from tft.simulation.survival import lost_needlessly
 from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
-"""Virtual seconds after the last mishap within which the job must be over. This is several times
-the longest limit of any policy that a schedule can have."""
+"""Virtual seconds after the last mishap within which the job must be over. The bound is several
+times the longest limit of any policy that a schedule can have."""
 
 LEAVING = 8.0
 """The time in virtual seconds within which every process that can be reached learns that the job is
@@ -45,9 +45,9 @@ class Broken(Exception):
 
 class Invariants:
     """
-    The invariants. Each method checks one invariant, or records what a later check needs. The
-    simulation calls it at the moment when the invariant could be broken. A check raises `Broken`
-    when its invariant does not hold.
+    The checks of the invariants. Each method checks one invariant, or records what a later check
+    needs. The simulation calls a method at the moment when its invariant could be broken. A check
+    raises `Broken` when its invariant does not hold.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -241,7 +241,7 @@ class Invariants:
         late; the controller has to notice that.
         """
         if process.group is None or process.collectives.cut:
-            return  # a later round has begun
+            return  # the rank has left its group: a later round has begun
         self._found[order.incident, order.round].add(step)
 
     def lost_told(self, incident: Incident) -> None:
@@ -273,8 +273,8 @@ class Invariants:
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the state at the end of the step before, and
-        the data position (the number of batches drawn) of that step.
+        Check a rank that is ordered to enter the training loop. It must hold the state at the end
+        of the step before, and the data position (the number of batches drawn) of that step.
         """
         if not isinstance(order, Resume):
             return
@@ -345,7 +345,7 @@ class Invariants:
                     "checkpoints are complete",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
-        for file in order.files:  # the manifest does not list files of an earlier attempt
+        for file in order.files:  # only these files count, not those of earlier attempts
             if str(parts.get(file.name)) != file.digest:
                 raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
 
@@ -479,11 +479,12 @@ class Invariants:
         """
         Return whether the controller could not know that `content` is wrong.
 
-        Content of a polluted update is excused until the controller knows of that update. It is
-        also excused if `order` was sent in an earlier round than the one in which the controller
-        learnt of the update. With `late`, content of a polluted update is always excused. Content
-        that a silent corruption changed is always excused here, and so is content computed from it:
-        `copies.py` and `slices.py` check whether the comparison of copies finds it.
+        Content of a polluted update is excused until the controller knows of that update. Such
+        content is also excused if `order` was sent in an earlier round than the one in which the
+        controller learnt of the update. With `late`, content of a polluted update is always
+        excused. Content that a silent corruption changed is always excused here, and so is content
+        computed from it: `copies.py` and `slices.py` check whether the comparison of copies finds
+        it.
         """
         stage = self._stage
         if content.flipped or content.spread:

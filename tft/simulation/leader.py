@@ -119,8 +119,8 @@ class Leader:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle the message of a controller that leads. If this controller leads in an older epoch,
-        it ends.
+        Handle the message of a controller that leads. If this controller also leads, but in an
+        older epoch, end this controller.
         """
         self._lease.heard(lead.epoch, self._stage.clock.now)
         if self.leads and lead.epoch > self.epoch:
@@ -228,8 +228,8 @@ class Leader:
 
     def _compare_slices(self) -> None:
         """
-        Start to compare the slices (parts of the shards) of the attempt with which the ranks have
-        resumed training.
+        Start to compare slices (parts of the shards) for the attempt (incident and round) in which
+        the ranks have resumed training.
         """
         machine = self.machine
         if machine.attempt is not None:

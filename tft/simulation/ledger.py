@@ -35,7 +35,7 @@ from tft.protocol.messages import (
 from tft.simulation.stage import Stage
 
 Key = tuple[int, int]
-"""Incident and round."""
+"""The numbers of an incident and of its round."""
 LIMITS: dict[OrderName, str] = {
     "freeze": "freeze", "stop": "stop", "compare": "repair", "load": "repair", "fetch": "repair", "restore": "repair",
     "reload": "repair", "regroup": "regroup", "rebuild": "rebuild", "rollback": "repair", "resume": "regroup",
@@ -51,7 +51,8 @@ DOUBTFUL = ("memory", "corruption", "numeric")
 @dataclass(slots=True)
 class ReportedSteps:
     """
-    The steps of which a rank's process holds the state, according to its last report.
+    The steps of which a rank's process holds the state, according to the last report of the
+    process.
     """
 
     incarnation: int
@@ -87,8 +88,8 @@ class KeptBook:
     """
 
     moved: bool = False
-    """True when a rank may run on another node than at its start, or with another page. Its
-    rank-local state may then be out of reach."""
+    """True when some rank may run on another node than at its start, or with another page. The
+    rank-local state of that rank may then be out of reach."""
     losses: int = 0
     """The number of nodes in this run that were lost or have got another agent. A node that was
     given up, or a rank that has moved for another reason, adds 2."""
@@ -164,7 +165,7 @@ class Ledger:
     slow: set[int] = field(default_factory=set)
     """The ranks that were reported as stragglers, or that a request moves to another node."""
     doubted: set[int] = field(default_factory=set)
-    """The ranks whose copies were ever put in doubt by a report, whether it was true or not."""
+    """The ranks whose copies were ever put in doubt by a report, even if the report was false."""
     searching: set[int] = field(default_factory=set)
     """The ranks that were ordered to load a checkpoint, or to find one themselves. They are removed
     when the order `rebuild` is sent, because then all have done so."""
@@ -219,8 +220,8 @@ class Ledger:
 
     def _joined(self, machine: Machine, report: NodeJoined) -> None:
         """
-        Record that the agent of a node has reported. If it is another agent than before, the
-        processes and pages of the node are gone.
+        Record that the agent of a node has reported. If this agent is not the one that reported
+        before, the processes and pages of the node are gone.
         """
         before = self.agents.get(report.node)
         self.agents[report.node] = report.pid

@@ -14,7 +14,7 @@ from tft.simulation.page import Page
 from tft.simulation.stage import Stage
 
 REPEAT = 0.3
-"""The time in seconds between two repetitions of data positions that the other node has not
+"""The time in seconds between two repetitions of data positions that the keeping node has not
 confirmed. A real agent repeats them every 0.1 s."""
 
 
@@ -62,8 +62,8 @@ class LocalStateExchange:
 
     def rung(self) -> None:
         """
-        Send the data positions that the ranks have captured since the last call to the node that
-        keeps them.
+        Send the data positions that the ranks have captured and that were not sent yet. They go to
+        the node that keeps the data positions of this node's ranks.
         """
         if self._sending.keeper is None or not self._node.alive:
             return

@@ -197,8 +197,8 @@ def _ends(process: ProcessPart, step: int) -> None:
 
 def _post(process: ProcessPart, step: int) -> None:
     """
-    Post the digest of what the rank has contributed to the step, and the digest of one slice of
-    each of its shards.
+    Write two kinds of digests to the page of the rank: the digest of what the rank has contributed
+    to the all-reduces of the step, and the digests of one slice of each of its shards.
     """
     stage, of = process.stage, process.stage.schedule.slices
     incident, round_ = process.steps.attempt
@@ -221,7 +221,7 @@ def _post(process: ProcessPart, step: int) -> None:
 
 def _number(things: object) -> int:
     """
-    Return the hash of `things` as an unsigned number of 64 bits. It serves as a digest.
+    Return the hash of `things` as an unsigned number of 64 bits, which serves as a digest.
     """
     return hash(things) % (1 << 64)
 
@@ -294,7 +294,8 @@ def void(process: ProcessPart, step: int) -> None:
 def _commit(process: ProcessPart, directory: str, step: int) -> None:
     """
     Commit a periodic checkpoint once all parts are written, if the copies of each shard are equal.
-    Otherwise report the failure. A rank reports a complete checkpoint only while it is in the loop.
+    If copies differ, report a failed checkpoint. A rank commits a checkpoint only while it is in
+    the training loop; outside the loop, try again after `SLOW_DISK` seconds.
     """
     disk, now = process.stage.disk, process.node.now
     if directory not in disk.copies or not process.life.alive:
@@ -344,7 +345,7 @@ def _wrong(copies: Mapping[int, Digests]) -> tuple[int, ...] | None:
 def fault(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> None:
     """
     Let the training thread leave its loop with an exception, and report the fault. `text` is the
-    text of the exception. `polluted` is True if wrong numbers may have spread.
+    text of the exception. `polluted` is True if wrong numbers may have spread to other ranks.
     """
     leave(process, faulted(process, kind, text, polluted=polluted))
 

@@ -30,8 +30,9 @@ class Link:
         self.mute = self.deaf = False
         """`mute`: no message from this party arrives. `deaf`: no message to this party arrives."""
         self.up = self.down = 0.0
-        """The moments at which the last message to the broker and the last message from it
-        arrived. A connection keeps the order of its messages."""
+        """`up`: the moment at which the last message of this party to the broker arrives. `down`:
+        the moment at which the last message from the broker to this party arrives. A connection
+        keeps the order of its messages."""
 
 
 class Network:

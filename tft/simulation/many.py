@@ -76,8 +76,8 @@ class Tally:
 
 def run_many(seeds: Sequence[int], *, jobs: int, written: Sequence[Schedule] = ()) -> Tally:
     """
-    Run the schedules of these seeds, and the `written` schedules, in `jobs` processes. With `jobs`
-    1, run them in this process.
+    Run the schedules of these seeds, and the `written` schedules, in `jobs` processes. If `jobs` is
+    1, run all schedules in this process. Return the counts of the results.
     """
     every: tuple[int | Schedule, ...] = (*written, *seeds)
     shares = [every[at : at + SHARE] for at in range(0, len(every), SHARE)]

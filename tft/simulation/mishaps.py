@@ -50,7 +50,7 @@ class Mishaps:
         self.happened: list[Mishap] = []
         """The mishaps that have happened."""
         self.last = START
-        """The virtual time at which the effects of all mishaps are over."""
+        """The virtual time at which the effects of all mishaps that have happened are over."""
         self.failures: dict[tuple[int, str], list[Mishap]] = {}
         self.slow: dict[tuple[int, str], Mishap] = {}
         self.late: dict[int, Mishap] = {}
@@ -60,7 +60,7 @@ class Mishaps:
         """By rank and batch: the mishap that makes this batch fail each time it is computed."""
         self.poison: dict[int, Mishap] = {}
         self._blind = 0
-        """The number of steps after which ranks notice wrong numbers."""
+        """The number of steps by which ranks notice the wrong numbers of a polluted update late."""
         self.harm = Harm(stage, self)
         self._armed = _Armed()
         for mishap in schedule.mishaps:
@@ -69,7 +69,7 @@ class Mishaps:
     @property
     def faults(self) -> list[Mishap]:
         """
-        The mishaps that have happened, without those that are requests.
+        The mishaps that have happened, without requests and without nodes that join.
         """
         return [mishap for mishap in self.happened if mishap.what not in ASKED]
 

@@ -32,10 +32,10 @@ from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
 
 BEAT = 0.8
 """The time in seconds between two heartbeats. A real agent sends ten times as many. Hang detection
-only needs two heartbeats within `ASLEEP` seconds."""
+needs only two heartbeats within `ASLEEP` seconds (see `hang_detection.py`), which are 1 s."""
 OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
-This is about the time of a step."""
+A step takes about as long."""
 KILLED = -9
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from tft.protocol.messages import Position, SliceDigest
 
 REPEATED = 16
-"""The number of newest digests that the page holds and that each heartbeat sends again. A real page
+"""The number of digests that the page holds. Each heartbeat sends all of them again. A real page
 holds more digests."""
 
 _KEPT = 4
@@ -18,8 +18,9 @@ state than this, one position for each copy is kept. A real rank keeps two copie
 
 class Page:
     """
-    The position, the data positions and the newest digests of a rank, which stay on its node when
-    the process ends.
+    The page of one rank, which stays on the node when the process ends. It holds the position of
+    the training thread, the data positions (numbers of batches drawn) that the rank has captured,
+    and the newest digests of the rank's state.
     """
 
     __slots__ = (
@@ -58,14 +59,15 @@ class Page:
     def capture(self, step: int, data: int, *, closed: bool) -> None:
         """
         Record the data position `data` of a step. `closed` is True if the update window of the step
-        has closed. The page keeps two steps of each kind.
+        has closed. The page keeps the data positions of two steps whose window has closed, and
+        those of two steps whose window had not closed when they were captured.
         """
         if closed:
             late = data != dict(self._open).get(step)
             self._put(self._closed, step, data)
             if late:
                 self._ring()
-        elif (step, data) not in self._open:  # the forward pass may have captured it already
+        elif (step, data) not in self._open:  # else the forward pass has captured it
             self._put(self._open, step, data)
             self._ring()
 
@@ -99,7 +101,8 @@ class Page:
 
     def captures(self) -> dict[tuple[int, bool], int]:
         """
-        Return all captured data positions, by step and by whether its update window had closed.
+        Return all captured data positions. A key is the number of a step, and True if the update
+        window of the step had closed when the position was captured.
         """
         return {
             **{(step, False): data for step, data in self._open},

@@ -1,7 +1,8 @@
 """
 One process of one rank: the real rank machine (the state machine that handles orders) on its
-control thread, and a simulated training thread. As in a real session, the training thread is either
-in the training loop or outside of it and carries out orders.
+control thread, and a simulated training thread. The training thread trains in the training loop. It
+carries out orders outside of the loop, or while it waits in the loop at the step gate (where orders
+hold a rank before an update).
 """
 
 from typing import assert_never
@@ -182,7 +183,7 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
-        if isinstance(order, Freeze):  # an agent that receives a freeze also sends its status
+        if isinstance(order, Freeze):  # the agent sends the status of its ranks too
             self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 

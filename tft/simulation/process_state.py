@@ -23,8 +23,8 @@ Phase = Literal[
 @dataclass(slots=True)
 class Life:
     """
-    The state of the process that its node sees: whether it lives, and whether it has joined the
-    job.
+    The state of a process that its node sees: whether the process lives, and whether it has joined
+    the job.
     """
 
     alive: bool = True
@@ -60,7 +60,7 @@ class Steps:
     """The step after which the thread leaves the loop."""
     interrupted: tuple[int, int] = (-1, 0)
     """The step in the middle of which the thread left the loop, and the incident for which it left.
-    The incident is -1 until a `Stop` order names it."""
+    The number of the incident is -1 until a `Stop` order names the incident."""
     interrupted_data: int = 0
     """The data position at the moment of `interrupted`."""
     attempt: tuple[int, int] = (0, 0)
@@ -140,7 +140,8 @@ class Collectives:
     spoilt: bool = False
     """True when the last all-reduces contained wrong data from some rank."""
     contributed: int = 0
-    """The digest of what the rank has contributed last, in a job that compares slices."""
+    """The digest of the rank's last contribution to the all-reduces. Set only in a job that
+    compares slices (parts of the shards)."""
     wrong_gradients: int = 0
     """Not 0 if the last all-reduces contained gradients that were computed from corrupted content.
     All members of the group then have the same number."""

@@ -61,7 +61,7 @@ def _visits() -> Iterator[Schedule]:
 
 def _on_the_way_to(state: State) -> Schedule:
     """
-    Return a job that comes to `state` and stays in it for a moment.
+    Return a schedule whose job comes to `state` and stays in this state for a moment.
     """
     kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3)
     match state:
@@ -81,8 +81,8 @@ def _on_the_way_to(state: State) -> Schedule:
 def _old_news() -> Iterator[Schedule]:
     """
     Yield schedules in which a node cannot be reached while its ranks train, finish, or lose their
-    peers. The controller gives the node up. The reports of its ranks arrive later, one schedule for
-    each state of the job machine.
+    peers. The controller gives the node up. The reports of its ranks arrive later, when the job
+    machine enters a certain state. There are schedules for each state of the job machine.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -101,8 +101,8 @@ def _old_news() -> Iterator[Schedule]:
 
 def _news_of_a_start() -> Iterator[Schedule]:
     """
-    Yield schedules in which a node cannot be reached while its ranks start. The reports of their
-    start arrive when other processes have long replaced them.
+    Yield schedules in which a node cannot be reached while processes start on it. The reports of
+    these starts arrive when other processes have long taken over the ranks.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -114,8 +114,8 @@ def _news_of_a_start() -> Iterator[Schedule]:
 def _old_ends() -> Iterator[Schedule]:
     """
     Yield schedules with late reports that a rank has finished. The ranks of an unreachable node had
-    finished when all other ranks were lost and the job went back to a checkpoint. Their reports
-    arrive while the last steps are trained again.
+    finished when all other ranks were lost and the job went back to a checkpoint. The reports of
+    the unreachable node arrive while the last steps are trained again.
     """
     for state in (S.PAUSING, S.PAUSED):
         pause = Mishap(what="pause", when="state", name="resuming", number=1, lasting=1.0)
@@ -139,14 +139,14 @@ def _waits() -> Iterator[Schedule]:
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
-    yield replace(CALM, steps=60, mishaps=(late, notice))  # the successor is too late to take over
+    yield replace(CALM, steps=60, mishaps=(late, notice))  # rank 3's new process joins too late
     kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=8)
     late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
     yield replace(CALM, steps=12, mishaps=(kill, late))
     hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
     yield replace(CALM, steps=12, mishaps=(kill, hang))
     pause = Mishap(what="pause", delay=4.0, lasting=20.0)
-    yield replace(CALM, steps=30, mishaps=(pause,))  # the limit of the pause ends it, not a request
+    yield replace(CALM, steps=30, mishaps=(pause,))  # a time limit ends the pause
     for what in ("hang", "stop"):
         still = Mishap(what=what, target=2, when="state", name="pausing")
         yield replace(CALM, steps=30, mishaps=(pause, still))
@@ -202,8 +202,8 @@ def _corruptions() -> Iterator[Schedule]:
 def _late_digests() -> Iterator[Schedule]:
     """
     Yield schedules in which a copy is corrupted silently and the beats of its node are lost, while a
-    rank of another node is killed or the job pauses. The beats arrive again in each state of the job
-    machine.
+    rank of another node is killed or the job pauses. The beats arrive again when the job machine
+    enters a certain state. There are schedules for each state.
     """
     flip = Mishap(what="flip", target=1, when="phase", name="between", number=6, kind="model")
     for state in State:
@@ -248,9 +248,9 @@ def _late_traces() -> Iterator[Schedule]:
 
 def _late_recalls() -> Iterator[Schedule]:
     """
-    Yield schedules in which a node is lost while the node that keeps the rank-local state of its
-    ranks cannot send messages. The keeping node has no room for ranks. Its report of the kept state
-    arrives in each state of the job machine.
+    Yield schedules in which node 1 is lost. Node 2, which keeps the rank-local state of the lost
+    ranks and has no room for ranks, cannot send messages at that time. Its report of the kept state
+    arrives when the job machine enters a certain state. There are schedules for each state.
     """
     for state in State:
         base = _on_the_way_to(state)

@@ -50,7 +50,8 @@ TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
 """The phases of the tail: its begin, the collective in it, the part after the collective, and the
 end of the step. A phase that is listed twice is drawn twice as often."""
 FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
-"""States in which the copies of the ranks have been compared or are about to be compared."""
+"""The states of the job machine in which a silent corruption may happen. In these states the copies
+of the ranks have been compared or are about to be compared."""
 ORDERS: tuple[OrderName, ...] = (
     "freeze", "stop", "stop", "load", "fetch", "fetch", "restore", "regroup", "regroup", "rebuild",
     "rollback", "resume", "resume", "hold", "check", "release", "save", "save", "commit", "commit",
@@ -106,7 +107,7 @@ QUICK = Policy(
 """The limits of a job in which a step takes a fraction of a second, in seconds. `gather` is 3600
 seconds by default; here it is 30 seconds, which is longer than any node takes to join, but well
 below the time in which the job must be over after the last mishap (`invariants.BOUND`). The job
-waits that long for a node that was lost before it had reported."""
+waits for `gather` seconds for a node that was lost before the node had reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +139,9 @@ class Mishap:
     """The name of the phase, the order or the state. For `fail` and `slow`, the name of the
     order."""
     number: int = 0
-    """The step of the phase, or how often the order or the state must have been seen before. For
-    `switch`, a number above 0 also withdraws the request after `lasting` seconds."""
+    """For a phase, the step in which the mishap happens. For an order or a state, how often the
+    order or the state must have occurred before. For `switch`, a number above 0 also withdraws the
+    request after `lasting` seconds."""
     delay: float = 0.0
     """Seconds from the order or the state to the mishap, or from the start of the run for
     `time`."""
@@ -157,20 +159,20 @@ class Mishap:
     controller has to notice the loss by itself."""
     kind: str = ""
     """For `flip`, the part that is corrupted: `model` or `settings`. For `notice`, the kind of the
-    fault that is noticed. For `pause`, the verdict of the health check. For `switch`, any text
-    moves the next rank too. For `advise`, the strategy. For `partition` and `deposed`, `deaf` or
-    `mute`: messages are lost in one direction only."""
+    fault that is noticed. For `pause`, the verdict of the health check. For `switch`, a text that
+    is not empty requests that the next rank moves too. For `advise`, the strategy. For `partition`
+    and `deposed`, `deaf` or `mute`: messages are lost in one direction only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """
-    Everything that one run of a simulated cluster depends on.
+    Everything on which one run of a simulated cluster depends.
     """
 
     seed: int
-    """Seeds the random generator for all that the schedule leaves open, such as the duration of
-    each action."""
+    """The seed of the random generator, which decides all that the schedule leaves open, such as
+    the duration of each action."""
     world: int
     nodes: int = 1
     topology: Topology = "replicated"
@@ -183,10 +185,10 @@ class Schedule:
     """True if the adaptor can make the rank-local state of a rank from the number of a step.
     `strategies` are the strategies that the adaptor supports."""
     spares: tuple[int, ...] = ()
-    """The spare nodes: for each, the number of ranks for which it has room. They start without
-    ranks."""
+    """One number for each spare node, which starts without ranks: how many ranks the node has room
+    for."""
     room: int = 0
-    """The number of further ranks for which each other node has room."""
+    """The number of further ranks for which each node that is not a spare has room."""
     checkpoints: int = 0
     """The number of steps between two periodic checkpoints. If it is 0, none are written."""
     own: int = 0
@@ -201,7 +203,8 @@ class Schedule:
     """True if the lowest rank does not wait for the other ranks in the collective of the tail, like
     the source of a broadcast."""
     breaks: bool = True
-    """True if a collective raises an exception when a member is lost. False if it hangs."""
+    """True if a collective raises an exception when a member is lost. False if the collective then
+    hangs."""
     resume: int = 0
     """The step of the checkpoint from which the job starts. If it is 0, the job starts without a
     checkpoint."""
@@ -372,9 +375,10 @@ def _flipped(schedule: Schedule, flips: Iterable[Mishap]) -> Schedule:
 
 def _with_slices(schedule: Schedule, rng: Random) -> Schedule:
     """
-    Let the ranks of 15 % of the schedules digest slices. Most of these schedules get one or two
-    silent corruptions in a step of the loop, and more steps in which to find them. The generator
-    `rng` is used only here. So all other schedules are the same as before slices were added.
+    Let the ranks of 15 % of the schedules compare digests of slices (parts of the shards). Most of
+    these schedules get one or two silent corruptions in a step of the loop, and more steps in which
+    to find them. The generator `rng` is used only here. So all other schedules are the same as
+    before slices were added.
     """
     if rng.random() >= 0.15:
         return schedule

@@ -1,5 +1,6 @@
 """
-Shrinking: make a schedule that breaks an invariant as small as possible, while it still breaks it.
+Shrinking: make a schedule that breaks an invariant as small as possible. The smaller schedule must
+still break the same invariant.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ TRIES = 400
 
 def shrink(schedule: Schedule) -> Outcome:
     """
-    Return the outcome of the smallest schedule found that breaks the same invariant.
+    Return the outcome of the smallest schedule found that breaks the same invariant as `schedule`.
     """
     smallest = run(schedule)
     promise, tries = smallest.broken, TRIES

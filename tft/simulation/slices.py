@@ -50,7 +50,8 @@ class Found:
 @dataclass(slots=True)
 class _Dispute:
     """
-    Ranks that hold corrupted content when copies differ without a majority.
+    A finding that copies differ without a majority: the number of its incident (-1 until the
+    incident is open), and the ranks that really held corrupted content.
     """
 
     incident: int
@@ -60,14 +61,14 @@ class _Dispute:
 @dataclass(slots=True)
 class _Record:
     """
-    What the ranks really hold since they were last ordered to resume.
+    The real content of the ranks at the end of each step since they were last ordered to resume.
     """
 
     attempt: Attempt = (-1, 0)
     begun: int = 0
     """The step from whose end the ranks have resumed training."""
     held: dict[int, Held] = field(default_factory=dict)
-    """By step."""
+    """By step: the content of each rank at the end of the step."""
     members: dict[int, frozenset[int]] = field(default_factory=dict)
     """By step: the ranks of the process group."""
     clean: bool = True
@@ -89,7 +90,8 @@ class Slices:
         self._ledger = ledger
         self._record = _Record()
         self._frozen: float | None = None
-        """The moment at which the ranks were asked for their positions, until they resume."""
+        """The moment at which the ranks were first asked for their positions since they last
+        resumed training. None if they were not asked since then."""
         self._pending: list[tuple[Attempt, float, str]] = []
         """The attempt, the time and the shard of each slice that differs."""
         self._led = 0.0
@@ -111,7 +113,7 @@ class Slices:
     def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
         Begin a new record: all members resume training. Wrong content that members hold now was
-        accepted knowingly, or no comparison could find it.
+        accepted knowingly, or no comparison could find the wrong content.
         """
         if self.found is None:
             self._was_found()
@@ -137,8 +139,8 @@ class Slices:
 
     def digested(self, process: ProcessPart, step: int) -> None:
         """
-        Record the content of a rank at the end of `step`. If its slice differs from those of the
-        other holders, the controller has to find that.
+        Record the content of a rank at the end of `step`. If the copies of a shard differ in the
+        slice of this step, the controller has to find the difference.
         """
         record, stage = self._record, self._stage
         if process.steps.attempt != record.attempt or process.group is None:
@@ -241,7 +243,7 @@ class Slices:
     def hears(self, machine: Machine, event: Event) -> None:
         """
         Check the result of a comparison of slices that the job machine is about to handle. Raises
-        `Broken` when it does not agree with the real content of the ranks.
+        `Broken` when the result does not agree with the real content of the ranks.
         """
         match event:
             case SlicesAgreed():
@@ -253,7 +255,7 @@ class Slices:
 
     def _agreed(self, event: SlicesAgreed) -> None:
         if event.step <= self._record.begun or self._stage.pollution.step is not None:
-            return  # bad numbers on all ranks hide that copies differed before
+            return  # a polluted update hides that copies differed before
         for shard in self._stage.schedule.groups():
             copies = self._copies(shard, event.step)
             if len(self._holders(shard, event.step)) == 1:
@@ -283,7 +285,8 @@ class Slices:
                 if any(content.flipped for content in held.values())
             }
             self._disputes.append(_Dispute(-1, frozenset(corrupted)))
-        # a checkpoint may have compared all copies since the slice was equal
+        # after the last step at which the slice was equal, a periodic checkpoint may have compared
+        # the copies as a whole
         sound = machine.compared if event.sound < machine.compared < event.step else event.sound
         self.found = Found(sound, bool(event.right))
 
@@ -376,7 +379,8 @@ class Slices:
 
     def closed(self, machine: Machine) -> None:
         """
-        Check at the end of an incident that it reports that the state of all ranks may be wrong.
+        Check the report of an incident that ends. If the job goes on from a step after copies had
+        begun to differ, the report must say that the state may be wrong. Raises `Broken` otherwise.
         """
         sound, step = self._sound, machine.incident.progress.agreed
         self._sound = None
@@ -409,7 +413,7 @@ class Slices:
     def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
         """
         Check the content from which the members go on after copies differed. If the job has gone
-        back to before the difference, no content of a corruption is left. Raises `Broken`
+        back to a step before the difference, no member may hold corrupted content. Raises `Broken`
         otherwise.
         """
         found = self.found
@@ -417,7 +421,7 @@ class Slices:
             return
         for rank, process in members.items():
             if process.memory.unsaid:
-                continue  # corrupted since the ranks have reported digests: slices find it later
+                continue  # corrupted after the last report of digests: slices find it later
             for shard, content in process.memory.content.items():
                 if content.flipped or content.spread:
                     raise Broken(

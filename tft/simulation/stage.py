@@ -1,9 +1,9 @@
 """
 Protocols for the parts of a simulated cluster, and the stage that holds all parts.
 
-Each part gets the stage and finds the other parts through it. The protocols keep the modules apart:
-a part imports the protocols here, and not the modules of parts that depend on it. The class of a
-part explains its attributes and methods in full.
+Each part gets the stage and finds the other parts through the stage. The protocols keep the modules
+apart: a part imports the protocols here, and not the modules of parts that depend on it. The class
+of a part explains its attributes and methods in full.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ Seen = Counter[tuple[State, str]]
 
 class ProcessPart(Protocol):
     """
-    A process of a rank, as the other parts see it.
+    The attributes and methods of a rank's process that other parts of the simulation use.
     """
 
     stage: "Stage"
@@ -156,7 +156,7 @@ class ProcessPart(Protocol):
 
 class GroupPart(Protocol):
     """
-    A process group, as its members see it.
+    The attributes and methods of a process group that its members use.
     """
 
     members: dict[int, ProcessPart]
@@ -179,13 +179,13 @@ class GroupPart(Protocol):
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
         Remove a member that has ended or has closed its connections. With `loud`, members that wait
-        for the others may get an exception.
+        for other members may get an exception.
         """
 
 
 class GroupsPart(Protocol):
     """
-    The rendezvous stores, as the other parts see them.
+    The methods of the rendezvous stores that other parts of the simulation use.
     """
 
     def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
@@ -232,7 +232,7 @@ class NodeStore:
 
 class NodePart(Protocol):
     """
-    A node, as the other parts see it.
+    The attributes and methods of a node that other parts of the simulation use.
     """
 
     number: int
@@ -333,7 +333,7 @@ class NodePart(Protocol):
 
 class LeaderPart(Protocol):
     """
-    A controller, as the other parts see it.
+    The attributes and methods of a controller that other parts of the simulation use.
     """
 
     link: Link
@@ -370,7 +370,8 @@ class LeaderPart(Protocol):
 
 class HarmPart(Protocol):
     """
-    The effects of the mishaps (injected faults and requests), as the other parts see them.
+    The attributes and methods of `Harm`, which carries out the mishaps (injected faults and
+    requests), that other parts of the simulation use.
     """
 
     meddled: bool
@@ -389,7 +390,8 @@ class HarmPart(Protocol):
 
 class MishapsPart(Protocol):
     """
-    The mishaps (injected faults and requests) of a run, as the other parts see them.
+    The attributes and methods of `Mishaps`, which holds the mishaps (injected faults and requests)
+    of a run, that other parts of the simulation use.
     """
 
     happened: list[Mishap]
@@ -404,7 +406,7 @@ class MishapsPart(Protocol):
     @property
     def faults(self) -> list[Mishap]:
         """
-        The mishaps that have happened, without those that are requests.
+        The mishaps that have happened, without requests and without nodes that join.
         """
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
@@ -466,7 +468,7 @@ class MishapsPart(Protocol):
 
 class InvariantsPart(Protocol):
     """
-    The checks of the invariants, as the other parts see them.
+    The attributes and methods of the checks of invariants that other parts of the simulation use.
     """
 
     given_up: set[int]
@@ -525,8 +527,8 @@ class InvariantsPart(Protocol):
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the state at the end of the step before, and
-        the data position (the number of batches drawn) of that step.
+        Check a rank that is ordered to enter the training loop. It must hold the state at the end
+        of the step before, and the data position (the number of batches drawn) of that step.
         """
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
@@ -577,7 +579,8 @@ class InvariantsPart(Protocol):
 
 class AuditorPart(Protocol):
     """
-    The auditor of the controllers, as the other parts see it.
+    The methods of the auditor, which checks the decisions of the leading controller, that other
+    parts of the simulation use.
     """
 
     def hears(self, machine: Machine, event: Event) -> None:
@@ -659,7 +662,7 @@ class Checks:
 @dataclass(slots=True)
 class Stage:
     """
-    The parts that one simulated cluster shares.
+    All parts of one simulated cluster. Each part gets this object, to find the other parts.
     """
 
     schedule: Schedule

@@ -20,8 +20,8 @@ NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "n
 
 def lost_needlessly(stage: Stage, over: JobOver) -> str:
     """
-    Return why a job that has ended should have continued. Return "" when it could not continue, or
-    has done all its steps.
+    Return why a job that has ended should have continued. Return "" when the job could not
+    continue, or has done all its steps.
     """
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage, over):
@@ -46,8 +46,8 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
 def _asked_for(stage: Stage, over: JobOver) -> bool:
     """
     Return whether a request, a check or a recovery plugin has brought about the end of the job, or
-    may have prevented its recovery. A requested switch of a rank opens an incident, so it counts
-    towards the limit of incidents.
+    may have prevented the recovery of the job. A requested switch of a rank opens an incident, so
+    it counts towards the limit of incidents.
     """
     happened = stage.mishaps.happened
     limit = f"the job has had {stage.schedule.policy.max_incidents} incidents"
@@ -74,7 +74,7 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
         case "store":
             return able and twice and not _heard_late(stage, fault.target)
         case "fail":
-            # an order with a longer `lasting` fails at every attempt
+            # with a longer `lasting`, the mishap makes the order fail at every attempt
             return able and twice and fault.lasting <= SHORT
         case "notice":
             spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1

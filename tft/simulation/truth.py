@@ -6,7 +6,7 @@ cluster can see.
 from typing import NamedTuple
 
 Digests = dict[str, dict[str, str]]
-"""Digests of the state that a rank holds, by shard and by part."""
+"""Digests of the state that a rank holds, by shard and by part (`model` and `settings`)."""
 
 
 class Content(NamedTuple):
@@ -52,14 +52,14 @@ class Content(NamedTuple):
 
     def digests(self) -> dict[str, str]:
         """
-        Return the digests by part, as a rank reports them.
+        Return the digests of both parts (`model` and `settings`), as a rank reports them.
         """
         model = f"{self.model!r} spread {self.spread}" if self.spread else repr(self.model)
         return {"model": model, "settings": repr(self.settings)}
 
     def plain(self) -> "Content":
         """
-        Return this content as it were if no wrong gradients had been used.
+        Return this content as it would be if no wrong gradients had been used.
         """
         return self._replace(spread=0) if self.spread else self
 

@@ -1,6 +1,6 @@
 """
-An adaptor without a framework, for tests. It uses real processes and real sockets, and a state of a
-few numbers. It is installed under the name `fake`.
+An adaptor without a framework, for tests. The adaptor uses real processes and real sockets, and a
+state of a few numbers. It is installed under the name `fake`.
 
 With this adaptor, all parts of tft except the real adaptors can be tested. A job of four ranks
 takes about a second to start. The model is any object with `values`, an `array` of doubles. The
@@ -9,7 +9,7 @@ if a rank is missing.
 
 By default all ranks hold copies of one shard. If the script calls `session.adopt` with
 `apart=True`, each rank has a shard of its own. With `--backup-every`, each rank keeps copies of its
-shard of two steps. A function that is adopted as `reload` loads a checkpoint that the
+shard at the end of two steps. A function that is adopted as `reload` loads a checkpoint that the
 script itself wrote.
 """
 
@@ -56,19 +56,20 @@ class Group:
 
     def add(self, number: float) -> float:
         """
-        Return the sum of the numbers of all ranks. The sum does not depend on the order of the
-        ranks.
+        Send the number of this rank, wait for all ranks, and return the sum of their numbers. The
+        sum does not depend on the order in which the numbers arrive.
 
         Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # the first call of a group only forms it
+        if self._turn:  # the first call only forms the group
             _adopted.contributing()
         return self.meet(number)
 
     def meet(self, number: float = 0.0) -> float:
         """
-        Return the sum of the numbers of all ranks, as `add` does, but without calling
-        `contributing`. It is for calls that are not part of the step.
+        Return the sum of the numbers of all ranks, as `add` does, but without telling tft that the
+        rank contributes to a collective of the step (see `tft_watch`). Use this method for calls
+        that are not part of a step.
         """
         self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
@@ -97,7 +98,7 @@ class Group:
 class Store(socketserver.ThreadingTCPServer):
     """
     The rendezvous store. It adds the numbers that the ranks send under one key. When the number of
-    the last rank has arrived, it answers all ranks with the sum.
+    the last rank has arrived, the store answers all ranks with the sum.
     """
 
     daemon_threads = True
@@ -147,7 +148,8 @@ class _Adopted:
 
     def contributing(self) -> None:
         """
-        Do nothing. `tft_watch` replaces this method by the function that it receives.
+        Do nothing. The hook `tft_watch` replaces this method by a function of tft, which must be
+        called before the rank contributes to a collective.
         """
 
 

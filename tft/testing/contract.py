@@ -9,8 +9,8 @@ The contract of an adaptor, as tests that the author of an adaptor runs.
         training = MyTraining
 
 The tests start real processes that call the hooks of the adaptor in the order in which a worker
-calls them. In some tests a rank is killed, its memory is damaged, or the job is rolled back or
-loaded. The job must end bit for bit as an undisturbed job.
+calls them. In some tests a rank is killed, the memory of a rank is damaged, or the job is
+rolled back or loaded. The job must end bit for bit as an undisturbed job.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ class AdaptorContract:
 
     training: ClassVar[type[Training]]
     world: ClassVar[int] = 3
-    """The number of ranks. It is three, because with two ranks the order of an all-reduce cannot be
-    wrong."""
+    """The number of ranks. It is three, because the sum of an all-reduce of two ranks is the same
+    in either order, so two ranks would not show a wrong order."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
     # ---------------------------------------------------------------- the hooks
@@ -60,7 +60,8 @@ class AdaptorContract:
     def test_hooks_that_belong_together_are_there_together(self) -> None:
         """
         An adaptor implements all hooks of a set that belong together, or none of them. If an
-        adaptor keeps copies, for example, tft asks it for their steps and restores them.
+        adaptor keeps copies, for example, tft asks it for the steps of the copies and orders it to
+        restore copies.
         """
         hook = self.training.hooks()
         for group in (
@@ -74,8 +75,8 @@ class AdaptorContract:
 
     def test_an_unknown_object_is_refused(self) -> None:
         """
-        An object that the adaptor does not know is refused with `UsageError`. If it were ignored,
-        the job would lose its state in the first incident.
+        An object that the adaptor does not know is refused with `UsageError`. If the adaptor
+        ignored it, the job would lose the state of the object in the first incident.
         """
         with Ranks(self.training, 1) as ranks:
             refusal = ranks[0].ask("adopt_more")
@@ -121,8 +122,8 @@ class AdaptorContract:
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
-        All holders of a shard name the same ranks as its holders. If they disagree, tft takes
-        copies from ranks that have none.
+        All ranks that hold a shard name the same ranks as its holders. If two ranks disagree, tft
+        takes copies from ranks that have no copy.
         """
         with self.begun() as ranks:
             told = ranks.all("shards")
@@ -172,9 +173,9 @@ class AdaptorContract:
 
     def test_a_killed_rank_changes_no_bit(self) -> None:
         """
-        A rank is killed while the others wait for it in a collective. The others leave the
-        collective, and a new process takes its state from them. The job ends as the undisturbed
-        job.
+        A rank is killed while the other ranks wait for it in a collective. The other ranks leave
+        the collective. A new process of the killed rank takes its state from them. The job ends as
+        the undisturbed job.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -296,8 +297,8 @@ class AdaptorContract:
 
     def begun(self) -> Ranks:
         """
-        Return the ranks of a new job, as a context manager. On entering it, the ranks form their
-        groups.
+        Return the ranks of a new job, as a context manager. When a test enters the context, the
+        ranks form their groups.
         """
         return Ranks(self.training, self.world, formed=True)
 
@@ -326,8 +327,8 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks except `but` begin a step that they cannot finish without it, and interrupt
-        the step with `tft_quiesce`.
+        Let all ranks except `but` begin a step, which they cannot finish without that rank, and
+        interrupt the step with `tft_quiesce`.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -425,14 +426,16 @@ def replicas(ranks: Ranks) -> Iterator[tuple[int, str, tuple[int, ...]]]:
 
 def joined(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
     """
-    Return, for each rank, the results of its steps before an incident, followed by those after it.
+    Return, for each rank, the results of its steps before an incident, followed by the results of
+    its steps after the incident.
     """
     return [first + second for first, second in zip(before, after, strict=True)]
 
 
 def identical(found: Record, expected: Record, what: str) -> None:
     """
-    Check that a job is bit-identical to the undisturbed one. `what` names the job in messages.
+    Check that the results of a job are bit for bit those of the undisturbed job. `found` is the
+    record of the job, and `expected` that of the undisturbed job. `what` names the job in messages.
     Raises `AssertionError` with the first difference.
     """
     for rank, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):

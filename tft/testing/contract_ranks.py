@@ -40,7 +40,8 @@ Payload = tuple[bytes, list[tuple[str, bytes]]]
 
 class Training(ABC):
     """
-    A small training with the framework of an adaptor. The author of the adaptor writes this class.
+    A small training program with the framework of an adaptor. The author of the adaptor writes this
+    class.
 
     Each rank makes one object in its own process, with the arguments `rank` and `world`. The class
     must be importable by that process, so it cannot be defined inside a function. Its module is
@@ -224,7 +225,7 @@ class _Rank:
 
     def compared(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard, by part.
+        Return the digests of a shard, by the name of the part (such as the parameters).
         """
         if self._has("tft_compare"):
             return dict(self.hook.tft_compare(shard=shard))
@@ -232,8 +233,8 @@ class _Rank:
 
     def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
-        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, take it from
-        the copy in memory that `tft_backup` has made.
+        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, take the
+        shard from the copy in memory that `tft_backup` has made.
         """
         payload = self.hook.tft_give(shard=shard, step=step, kept=kept)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
@@ -470,8 +471,8 @@ class Ranks:
         self._training = training
         self._world = world
         self._context = multiprocessing.get_context("forkserver")
-        # this has an effect only for the first job of a test run: later jobs use the same fork
-        # server
+        # the preload has an effect only for the first job of a test run: later jobs use the fork
+        # server that runs already
         self._context.set_forkserver_preload([__name__, training.__module__])
         self._formed = formed
         self._groups = 0

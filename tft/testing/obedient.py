@@ -1,6 +1,6 @@
 """
-A scripted rank: it behaves like a rank, but has no process, framework or clock. It carries out each
-order at once.
+A scripted rank, for tests. It behaves like a rank, but has no process, framework or clock. It
+carries out each order at once.
 
 The rank also records whether its state is really right, which the job machine cannot see. So a test
 fails when a rank resumes with a wrong state, or gets a state from a rank that does not hold this
@@ -68,8 +68,8 @@ class ScriptedState:
     """Stands for the content of the copies. Ranks that hold the same shard must have equal content.
     If it is empty, the rank cannot compute digests of its copies."""
     settings: str = "right"
-    """Stands for the description of the copies. Ranks that hold the same shard must have equal
-    descriptions."""
+    """Stands for the part `description` of the state, which has a digest of its own. Ranks that
+    hold the same shard must have equal descriptions."""
     shards: tuple[str, ...] = ()
     odd: dict[int, str] = field(default_factory=dict)
     """The ranks from which this rank cannot fetch, with the reason."""
@@ -88,11 +88,13 @@ class ScriptedLoop:
     """True if the rank is in the tail of a step: the update window has closed, and the step has not
     ended."""
     cut: bool = False
-    """True if the tail of the rank is interrupted before its end."""
+    """True if a `Stop` order interrupts the tail of the rank. False if the rank ends the tail
+    before it stops."""
     line: str = ""
     """The place (FILE:LINE) where the loop is interrupted."""
     after: bool = False
-    """True if the step has ended, and the functions called after it are still running."""
+    """True if the step has ended, and the functions that the script calls after the step are still
+    running."""
     inexact: tuple[str, ...] = ()
     """Sentences about actions of the loop in its tails that an incident cannot undo or repeat
     exactly."""
@@ -136,7 +138,7 @@ class ScriptedRank:
     hung: bool = False
     """True if the rank hangs: it answers nothing and trains nothing until it is killed."""
     stopped: bool = False
-    """True if the process is stopped (SIGSTOP). The agent finds this when it ends the process."""
+    """True if the process is stopped (SIGSTOP). The agent notices that when it ends the process."""
     context_lost: bool = False
     """True if the device of the rank accepts no more work from it."""
     loop: ScriptedLoop = field(default_factory=ScriptedLoop)
@@ -145,8 +147,9 @@ class ScriptedRank:
 
     def must_stop_before(self, order: RankOrder) -> bool:
         """
-        Return True if the order is to compare, and the rank has not left its loop for it yet. A
-        worker does not compare before it has carried out the stop either.
+        Return True if `order` is a compare order that the rank cannot carry out yet, because it was
+        frozen in the same round and has received no stop order since. A real worker too compares
+        only after it has carried out the stop order.
         """
         heard = self.orders
         return (
@@ -200,8 +203,8 @@ class ScriptedRank:
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
-        Return True if the order is for this process and was not received before. Record it as
-        received in that case.
+        Return True if the order is for this process and was not received before. If so, record the
+        order as received.
         """
         key = (order.incident, order.round)
         meant = order.incarnations.get(self.rank, 0) == self.incarnation
@@ -224,8 +227,9 @@ class ScriptedRank:
         """
         Carry out an order. Return None, or the reason why the rank could not carry it out.
 
-        `gives` returns, for a rank, the steps whose state it can give. `stuck` is True if this rank
-        was interrupted in the all-reduces of its next step.
+        The function `gives` takes the number of a rank and returns the steps of which that rank can
+        give the state. `stuck` is True if this rank was interrupted in the all-reduces of its next
+        step.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"
@@ -291,7 +295,8 @@ class ScriptedRank:
 
     def _hold(self, step: int) -> str | None:
         """
-        Complete the steps up to `step`. Return None, or the reason why the rank cannot reach it.
+        Complete the steps up to `step`. Return None, or the reason why the rank cannot reach
+        `step`.
         """
         self.limit = step
         while self.training and self.step < step:

@@ -77,8 +77,8 @@ Kind = TypeVar("Kind", bound=Order)
 @dataclass(frozen=True, kw_only=True)
 class JobShape:
     """
-    The size and the parts of a scripted job. By default it has one node. `placement` gives the
-    ranks that each node starts.
+    The size and the parts of a scripted job. `placement` gives, by node, the ranks that the node
+    starts. If `placement` is empty, the job has one node.
     """
 
     world: int = field(kw_only=False)
@@ -92,7 +92,7 @@ class JobShape:
     """By shard: the ranks that hold a copy of it. If `groups` is empty, there is one shard,
     `dense`, which every rank holds."""
     spare: dict[int, int] = field(default_factory=dict)
-    """By node: the number of additional ranks for which it has room."""
+    """By node: the number of additional ranks for which the node has room."""
     derives: bool = True
     """True if the adaptor can make the rank-local state of a rank from the number of a step."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Script:
     forgetful: set[int] = field(default_factory=set)
     """Nodes whose agents do not answer a `Recall`."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
-    """By rank: the digests of its losses and gradients in each step from now on."""
+    """By rank: the digests of its losses and gradients, which its reports contain from now on."""
 
 
 class ScriptedJob(JobShape):
@@ -192,9 +192,9 @@ class ScriptedJob(JobShape):
         """The ranks that each node starts."""
         self.script = Script()
         self.successors: dict[int, ScriptedRank] = {}
-        """The successors, by the rank that they are to take over."""
+        """By rank: the successor, a new process that is to take over the rank."""
         self.former: list[ScriptedRank] = []
-        """Earlier processes of ranks that successors have taken over."""
+        """Earlier processes, whose ranks were taken over by successors."""
         self.said: list[Order] = []
         self.over: JobOver | None = None
         self.tells: list[Tell] = []
@@ -254,7 +254,8 @@ class ScriptedJob(JobShape):
 
     def train(self, steps: int = 1) -> None:
         """
-        Train all ranks in the loop by `steps` steps, one after the other in each step.
+        Train all ranks that are in the loop for `steps` steps. In each step, train one rank after
+        the other.
         """
         for _ in range(steps):
             for rank in self.ranks.values():
@@ -395,8 +396,8 @@ class ScriptedJob(JobShape):
         self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
     ) -> None:
         """
-        Mark the states that the fault really damages as wrong: the state of the rank itself, and
-        the states of other ranks if the fault has spread to them.
+        Mark as wrong the states that a fault of the rank `one` really damages: the state of this
+        rank, and the states of other ranks if the fault has spread to them.
         """
         if kind in ("memory", "corruption"):
             one.state.spoiled, one.state.bad_copies = True, frozenset(one.state.backups)
@@ -500,8 +501,8 @@ class ScriptedJob(JobShape):
 
     def lead(self, epoch: int, *, lost: int = 0) -> None:
         """
-        Let a controller with this epoch take over. `lost` is the number of events that it could not
-        read in a damaged story (the record of all events).
+        Let a controller with this epoch take over. `lost` is the number of events that the
+        controller could not read in a damaged story (the record of all events).
         """
         self._take(self.machine.handle(Led(at=self.now, epoch=epoch, lost=lost)))
         self.machine.check()
