@@ -23,7 +23,7 @@ RANKS = 2
 JOBS = 2
 EVERY = 5
 """Steps between two faults."""
-FAULTS = {1024: 30 * 2 * TURN, 2560: 5 * 2 * TURN}
+FAULTS = {1024: 30 * 2 * TURN, 2560: 4 * 2 * TURN}
 """The number of faults in each job, by the width of the layers. An incident takes 10 to 100 times as
 long as one reading of the state, so many are needed to see what the comparison adds."""
 
