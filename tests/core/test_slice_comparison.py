@@ -296,6 +296,23 @@ def test_gradients_that_arrive_after_the_difference_show_the_wrong_copy() -> Non
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(2,), step=0)]
 
 
+def test_nobody_is_named_when_gradients_of_an_uninvolved_rank_differ_too() -> None:
+    """When the gradients of a rank that holds neither copy come out otherwise in the same step,
+    then they have another cause, and no holder is named."""
+    comparison = SliceComparison()
+    pairs = {"first": (0, 2), "second": (1, 3)}
+    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=pairs))
+    for rank in range(4):
+        contribute(comparison, rank, 1, rank, FIRST)
+    for rank in (0, 2):
+        comparison.heard(beat(rank, digest(1, rank)))
+    verdicts(comparison)
+    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=pairs))
+    for rank, content in {0: 99, 2: 2, 3: 3, 1: 99}.items():
+        contribute(comparison, rank, 1, content, (1, 1))
+    assert verdicts(comparison) == []
+
+
 def test_rank_of_a_replica_that_reports_no_gradients_is_not_waited_for() -> None:
     """When a rank of a model replica reports no digests of gradients, then the others show which
     holder had the wrong copy."""

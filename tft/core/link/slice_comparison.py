@@ -8,7 +8,7 @@ the decisions of the controller).
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered, SliceVerdict
@@ -291,18 +291,28 @@ class SliceComparison:
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
             return
-        everyone = set().union(*dispute.users.values())
         for step in sorted(self._contributed):
             now, before = self._contributed[step], dispute.before.get(step, {})
             if step > dispute.slice[2]:
                 return  # all gradients came out as before, so they do not show the wrong copy
-            if any(rank in before and rank not in now for rank in everyone):
-                return  # a rank has not sent its digest of the repeated step yet
-            differ = {rank for rank in everyone & before.keys() if now[rank] != before[rank]}
+            if not before.keys() <= now.keys():
+                return  # a rank has not reported the repeated step yet
+            differ = {rank for rank in before if now[rank] != before[rank]}
             if differ:
-                changed = tuple(each for each in dispute.holders if dispute.users[each] & differ)
-                complete = everyone <= before.keys()
-                return self._settle(dispute, changed if complete else (), step)
+                return self._settle(dispute, self._shown(dispute, differ, before.keys()), step)
+
+    def _shown(self, dispute: _Dispute, differ: Set[int], reported: Set[int]) -> tuple[int, ...]:
+        """
+        Return the holders that had a wrong copy, if the ranks in `differ` are the first whose
+        gradients come out different. `reported` has the ranks whose gradients can be compared.
+
+        Return no holder if gradients of another rank differ too: they have another cause, such as a
+        second wrong copy, and that may also be the cause of the others.
+        """
+        shown = tuple(rank for rank in dispute.holders if dispute.users[rank] & differ)
+        users = set().union(*(dispute.users[rank] for rank in shown))
+        complete = set().union(*dispute.users.values()) <= reported
+        return shown if complete and differ <= users else ()
 
     def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:
         """
