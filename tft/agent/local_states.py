@@ -76,8 +76,8 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Follow a `Lead` message. Its `kept_by` says for each node which other node keeps its
-        captures. If this node's captures have a new keeper, send all of them there. Drop the
+        Follow a `Lead` message of the controller. The field `kept_by` says for each node which
+        other node keeps its captures. If this node's captures have a new keeper, send all of them there. Drop the
         captures of nodes that have another keeper now.
         """
         self._keeping.forget(lead.kept_by)
@@ -88,8 +88,9 @@ class LocalStateExchange:
 
     def hear(self, message: AgentMessage) -> None:
         """
-        Handle a message of another agent. `LocalStates` brings captures to keep; they are answered
-        with `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has sent.
+        Handle a message of another agent. `LocalStates` brings captures that this node shall keep;
+        the answer is a `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has
+        sent.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)
