@@ -77,8 +77,9 @@ class LocalStateExchange:
     def led(self, lead: Lead) -> None:
         """
         Follow a `Lead` message of the controller. The field `kept_by` says for each node which
-        other node keeps its captures. If this node's captures have a new keeper, send all of them there. Drop the
-        captures of nodes that have another keeper now.
+        other node keeps its captures. If another node than before
+        keeps this node's captures, send all of these captures to that node. Drop the captures of
+        nodes whose captures are now kept elsewhere.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):

@@ -116,8 +116,8 @@ class Elsewhere:
     ) -> Distant:
         """
         Ask the start program to start a process. `began` is called when the process has
-        started. `ended` is called when the process has ended. The `code` of the process is `NOT_STARTED` if it could
-        not start.
+        started. `ended` is called when the process has ended. The `code` of the process is
+        `NOT_STARTED` if it could not start.
 
         Raises OSError when the request cannot be sent, for example because the start program has
         ended.

@@ -67,7 +67,7 @@ def run_job(
     run_dir: Path, options: Sequence[str], command: Sequence[str], *, until: float
 ) -> Ended:
     """
-    Run `tft run` with these options until it ends. End the job at the time `until`
+    Run the command `tft run` with `options` and the training `command` until it ends. End the job at the time `until`
     (CLOCK_MONOTONIC, seconds) if it still runs.
     """
     clock = SystemClock()
