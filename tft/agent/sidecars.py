@@ -24,8 +24,8 @@ _PAUSE = 0.1
 """The time in seconds before a helper process is started again. The pause keeps a process that ends
 at once from using up the machine."""
 _ATTEMPTS = 3
-"""How many store processes in a row may end before they have opened. After that, the agent gives up,
-because another store would fail too."""
+"""How many store processes in a row may end before they have opened. After that, the
+agent gives up, because another store would fail too."""
 
 
 class ReaperSidecar:
@@ -98,8 +98,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """True if the agent must start a store as soon as the fork server has sent a forked process or
-        will send none."""
+        """True if the agent must start a store as soon as the fork server has sent a forked process
+        or will send none."""
         self._opened = opened
         self._lost = lost
         self._failed = failed
