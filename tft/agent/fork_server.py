@@ -1,7 +1,8 @@
 """
 The agent's side of the fork server (`tft.worker.fork_server`). The agent asks the fork server for
-forked processes, which become ranks or the rendezvous store. If the fork server fails or is too slow, the agent
-starts these processes itself. They then start more slowly, because each must import all modules.
+forked processes, which become ranks or the rendezvous store. If the fork server fails
+or is too slow, the agent starts these processes itself. The processes then start more slowly,
+because each of them must import all modules.
 """
 
 import asyncio
