@@ -48,8 +48,8 @@ class StartedElsewhere:
     """The inherited file descriptor of a socket. The program that starts the ranks has the other
     end."""
     mark: str
-    """The value of TFT_REAPER in the environment of the helper processes of the starting program. The reaper
-    kills all processes with this value when the agent has ended."""
+    """The value of TFT_REAPER, an environment variable of the helper processes of the program that
+    starts the ranks. When the agent has ended, the reaper kills all processes with this value."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
