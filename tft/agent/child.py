@@ -30,12 +30,13 @@ keeps one table of children for the whole process."""
 
 
 _guards: dict[int, StopGuard] = {}
-"""By pid: what continues a process that must not stay stopped."""
+"""For each pid of a process that must not stay stopped: the guard that continues the process."""
 
 
 class Child:
     """
-    A started process, which leads a session and a process group of the operating system.
+    A process that the agent has started or adopted. The process leads a session and a process group
+    of the operating system.
     """
 
     def __init__(self, pid: int, pidfd: int, wait: Callable[[], int]) -> None:
@@ -59,9 +60,10 @@ class Child:
         inherited: Sequence[int] = (),
     ) -> "Child":
         """
-        Start `command`, and call `ended` on the loop as soon as the process has ended.
+        Start `command`. Call `ended` on the asyncio loop as soon as the process has ended.
 
-        `output` is the descriptor for stdout and stderr; None means that of the agent.
+        `output` is the descriptor for stdout and stderr. With None the process writes to the stdout
+        and stderr of the agent.
         The process inherits the descriptors in `inherited` under the same numbers.
         Raises OSError when the process cannot be started.
         """
@@ -125,12 +127,12 @@ class Child:
 
     def keep_going(self, continued: Callable[[], None]) -> None:
         """
-        Continue the process whenever it is stopped (SIGSTOP) for too long. `continued` is called
-        each time.
+        Send SIGCONT to the process whenever it has been stopped (SIGSTOP) for too long. Call
+        `continued` each time.
         """
         if self.code is None:
             guard = _guards[self.pid] = StopGuard(self.pid, continued)
-            guard.look()  # it may have been stopped before
+            guard.look()  # the process may have been stopped before this call
 
     def stopped(self) -> bool:
         """
@@ -154,8 +156,8 @@ def signal_main_thread(pid: int, number: int) -> None:
 
 def look_at_children() -> None:
     """
-    Reap the ended child processes that no `Child` watches, and find the stopped ones. Call this on
-    the loop after SIGCHLD.
+    Reap the ended child processes that no `Child` watches. Let each guard look whether its process
+    is stopped. Call this function on the asyncio loop after SIGCHLD.
     """
     reap_strangers()
     for guard in _guards.values():

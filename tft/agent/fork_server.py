@@ -1,7 +1,8 @@
 """
-The agent's side of `tft.worker.fork_server`. The agent asks the fork server for forked processes,
-which become ranks or the rendezvous store. If the fork server fails or is too slow, the agent
-starts these processes itself. They then start more slowly, because each must import all modules.
+The agent's side of the fork server (`tft.worker.fork_server`). The agent asks the fork server for
+forked processes, which become ranks or the rendezvous store. If the fork server fails
+or is too slow, the agent starts these processes itself. The processes then start more slowly,
+because each of them must import all modules.
 """
 
 import asyncio
@@ -94,8 +95,9 @@ class ForkServer:
     Runs the fork server of a node.
 
     `changed` is called when the fork server is ready, when a forked process has arrived, and when
-    the fork server has ended and so sends no more processes. Of the forked processes that `changed`
-    does not `take`, `_IN_ADVANCE` are kept, and the others are dismissed.
+    the fork server has ended and so sends no more processes. The function
+    `changed` may call `take` to use forked processes. Of the forked processes that are left then,
+    `_IN_ADVANCE` are kept, and the other forked processes are dismissed.
     """
 
     def __init__(
@@ -154,8 +156,9 @@ class ForkServer:
 
     def want_in_advance(self) -> None:
         """
-        Ask for the processes that are kept for the next lost rank, unless they are there. Call this
-        while the ranks train: a fork takes processor time, which an incident needs for itself.
+        Ask the fork server for the forked processes that are kept for the next lost rank, unless
+        they are there already. Call this while the ranks train. During an incident, a fork would
+        take processor time that the repair needs.
         """
         self._drop_unusable()
         self.want(_IN_ADVANCE - len(self._forked))
@@ -275,7 +278,7 @@ class ForkServer:
             self._door = None
         self._limit_to(None)
         assert child.code is not None
-        # it failed if it ended while it was loading or while it was to fork a process
+        # the fork server failed if it ended while it imported modules or owed a forked process
         failed = not self._ready or self._awaited > 0
         was_ready, self._ready, self._awaited = self._ready, False, 0
         self.hopeful = False

@@ -76,9 +76,10 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Follow a `Lead` message. Its `kept_by` says for each node which other node keeps its
-        captures. If this node's captures have a new keeper, send all of them there. Drop the
-        captures of nodes that have another keeper now.
+        Follow a `Lead` message of the controller. The field `kept_by` says for each node which
+        other node keeps its captures. If another node than before
+        keeps this node's captures, send all of these captures to that node. Drop the captures of
+        nodes whose captures are now kept elsewhere.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):
@@ -88,8 +89,9 @@ class LocalStateExchange:
 
     def hear(self, message: AgentMessage) -> None:
         """
-        Handle a message of another agent. `LocalStates` brings captures to keep; they are answered
-        with `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has sent.
+        Handle a message of another agent. `LocalStates` brings captures that this node shall keep;
+        the answer is a `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has
+        sent.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)

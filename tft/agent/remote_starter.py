@@ -1,6 +1,7 @@
 """
-The agent's side of `tft.spi.launcher`, for ranks whose processes another program starts, kills and
-reaps. That program reports the end of a process as soon as the kernel reports it.
+The agent's side of the protocol in `tft.spi.launcher`. The protocol is for ranks whose processes
+are started, killed and reaped by another program than the agent: the start program. The start
+program reports the end of a process as soon as the kernel reports that end.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ NOT_STARTED = 127
 
 class Distant:
     """
-    One process of a rank that another program was asked to start.
+    One process of a rank. The agent has asked the start program to start the process.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Distant:
         self.began = began
         self.ended = ended
         self.pid = 0
-        """The pid, or 0 until the program reports the start. The kernel gives the pid to no other
-        process until this process is reaped, and the program reaps it only when the agent asks."""
+        """The pid, or 0 until the start program reports the start. The kernel gives the pid to no
+        other process until this process is reaped. The start program reaps the process only when
+        the agent asks."""
         self.code: int | None = None
         """The exit status, or the negative number of the signal that ended the process. None while
         the process lives."""
@@ -59,8 +61,9 @@ class Distant:
 
     def end(self) -> None:
         """
-        Ask the program to kill the process and its process group. If the process is not started
-        yet, the program kills it after the start, because it handles requests in order.
+        Ask the start program to kill the process and its process group. If the process is not
+        started yet, the start program kills the process after the start, because that program
+        handles requests in order.
         """
         if self.code is None:
             self._starter.ask("kill", self)
@@ -74,8 +77,8 @@ class Distant:
 
 class Elsewhere:
     """
-    The connection to the program that starts the ranks. `lost` is called with the error when the
-    program has closed its end of the socket.
+    The agent's socket to the start program, which starts the ranks of this node. `lost` is called
+    with an error when the start program has closed its end of the socket.
     """
 
     def __init__(self, descriptor: int, *, lost: Callable[[Exception], None]) -> None:
@@ -84,19 +87,19 @@ class Elsewhere:
         self._asked = 0
         self._processes: dict[int, Distant] = {}
         self._unsent: deque[tuple[Ask, int | None]] = deque()
-        """The requests that the socket had no room for, in order. A start comes with the descriptor
-        of its environment."""
+        """The requests that the socket had no room for, in order. Each request to start a process
+        comes with the descriptor of a file that holds the environment of that process."""
 
     def open(self) -> None:
         """
-        Begin to listen to the program.
+        Begin to listen to the start program.
         """
         self._channel.setblocking(False)  # a busy program must not block the agent
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
     def close(self) -> None:
         """
-        Close the socket to the program.
+        Close the socket to the start program.
         """
         asyncio.get_running_loop().remove_reader(self._channel)
         asyncio.get_running_loop().remove_writer(self._channel)
@@ -112,10 +115,12 @@ class Elsewhere:
         ended: Callable[[Distant], None],
     ) -> Distant:
         """
-        Ask the program to start a process. `began` is called when the process has started. `ended`
-        is called when the process has ended; its `code` is `NOT_STARTED` if it could not start.
+        Ask the start program to start a process. `began` is called when the process has
+        started. `ended` is called when the process has ended. The `code` of the process is
+        `NOT_STARTED` if it could not start.
 
-        Raises OSError when the request cannot be sent, as when the program has gone.
+        Raises OSError when the request cannot be sent, for example because the start program has
+        ended.
         """
         self._asked += 1
         process = Distant(self, self._asked, local_rank, began=began, ended=ended)
@@ -127,7 +132,7 @@ class Elsewhere:
 
     def ask(self, kind: Literal["kill", "reap"], process: Distant) -> None:
         """
-        Ask the program to kill or reap a process.
+        Ask the start program to kill or reap a process.
         """
         ask = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
         self._unsent.append((ask, None))
@@ -139,7 +144,8 @@ class Elsewhere:
     def _send(self) -> None:
         """
         Send the waiting requests in order, as far as the socket has room. The remaining requests
-        are sent when the program has read some. Raises OSError when the program has gone.
+        are sent when the start program has read some. Raises OSError when the start program has
+        ended.
         """
         if self._channel.fileno() == -1:
             return  # the socket is closed, because this agent is ending

@@ -45,10 +45,11 @@ class StartedElsewhere:
     """
 
     descriptor: int
-    """The inherited file descriptor of a socket, with that program at the other end."""
+    """The inherited file descriptor of a socket. The program that starts the ranks has the other
+    end."""
     mark: str
-    """The value of TFT_REAPER in the environment of that program's helper processes. The reaper
-    kills all processes with this value when the agent has ended."""
+    """The value of TFT_REAPER, an environment variable of the helper processes of the program that
+    starts the ranks. When the agent has ended, the reaper kills all processes with this value."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
@@ -76,7 +77,7 @@ class AgentSettings:
     node: int
     """The number of the agent's node, from 0."""
     script: str
-    """The user's script; with `module`, the name of a module."""
+    """The path of the user's script or, if `module` is True, the name of a module."""
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
@@ -148,7 +149,7 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
     """
-    The settings of one process of a rank, as far as they are not the same for all processes.
+    The settings of one process of a rank that differ from process to process.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """
-The two helper processes of an agent: the reaper and the rendezvous store. The agent starts either
-again when it ends.
+The two helper processes of an agent: the reaper and the rendezvous store. When one
+of these two processes ends, the agent starts it again.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _PAUSE = 0.1
 """The time in seconds before a helper process is started again. The pause keeps a process that ends
 at once from using up the machine."""
 _ATTEMPTS = 3
-"""The number of stores in a row that may end before they open. After that, the agent gives up,
-because another store would fail too."""
+"""How many store processes in a row may end before they have opened. After that, the
+agent gives up, because another store would fail too."""
 
 
 class ReaperSidecar:
@@ -77,8 +77,8 @@ class ReaperSidecar:
 
 class StoreSidecar:
     """
-    The agent's side of `tft.worker.store`. The process is forked by the fork server if that is
-    possible: a store that must import its framework first takes seconds to open.
+    The agent's side of the rendezvous store (`tft.worker.store`). The fork server forks the store's
+    process if possible, because a store that must import its framework first takes seconds to open.
 
     `opened` is called with the port whenever a store has opened. `lost` is called when an open
     store has ended. `failed` is called with the error when no store can be opened.
@@ -98,8 +98,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """True if a store must be started, as soon as the fork server has sent a forked process or
-        will send none."""
+        """True if the agent must start a store as soon as the fork server has sent a forked process
+        or will send none."""
         self._opened = opened
         self._lost = lost
         self._failed = failed

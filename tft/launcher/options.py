@@ -78,8 +78,8 @@ def job_options(*, given: bool) -> list[click.Parameter]:
     """
     Return one option for each setting of a job.
 
-    If `given` is True, an option without a default is required. Otherwise its value is None if it
-    is not given, and the caller chooses a value.
+    If `given` is True, the user must give each option that has no default. If `given` is False,
+    such an option has the value None when the user leaves it out, and the caller chooses a value.
     """
     return [_option(setting, given=given) for setting in settings_of(JobSettings)]
 

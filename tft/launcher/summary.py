@@ -1,6 +1,6 @@
 """
-The lines that `tft run` prints at the end: one for each incident, tracebacks of bugs in user code,
-and the periodic checkpoints that could not be written.
+The lines that the command `tft run` prints at the end. They name each incident, the tracebacks of
+bugs in user code, and the periodic checkpoints that could not be written.
 """
 
 from typing import Any

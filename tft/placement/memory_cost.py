@@ -19,10 +19,11 @@ class Gradients(Enum):
 
 
 _WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
-"""Two numbers of bytes per parameter: what every rank holds in full, and what is divided among the
-ranks with the optimizer state. Every rank holds the parameter and its gradient (2 + 2 or 2 + 4
-bytes). The optimizer state is a parameter and two moments in fp32, 12 bytes. It also has a gradient
-in fp32, 4 more bytes, if gradients are not in fp32 already."""
+"""For each precision of the gradients, two numbers of bytes per parameter. The first number is what
+every rank holds in full. The second is the optimizer state, which is divided among the ranks.
+Every rank holds the parameter and its gradient (2 + 2 or 2 + 4 bytes). The optimizer state is a
+parameter and two moments in fp32, 12 bytes. It also has a gradient in fp32, 4 more bytes, if
+gradients are not in fp32 already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """
-Find the ranks or nodes whose loss would lose state: single ones, and pairs that must not be lost
-together.
+Find the single ranks or nodes whose loss would lose state, and the pairs of ranks or nodes that
+must not be lost together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +43,9 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Return the result for the pairs of a shard and its holders in `held`. Shards with more than two
-    holders are ignored, because they survive the loss of any two.
+    Return which holders must not be lost. `held` lists each shard with its holders (ranks or
+    nodes). Shards with more than two holders are ignored, because they survive the loss of any two
+    holders.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}
@@ -95,8 +96,8 @@ def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None
 
 def shortened(words: Sequence[str], most: int | None) -> str:
     """
-    Return a list as text for a message. After `most` items the rest is only counted; None means
-    that all are named.
+    Return the list `words` as text for a message. The text names at most `most` items and gives the
+    number of the remaining items. If `most` is None, the text names all items.
     """
     if most is None or len(words) <= most:
         return ", ".join(words)

@@ -15,8 +15,8 @@ _PIECE = 4 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
 _SHARE = 32 * 2**20
-"""One more thread is started for each such number of bytes. A state smaller than this is read by
-the calling thread alone."""
+"""One more thread is started for each this many bytes of content. A smaller content is read by the
+calling thread alone."""
 _MOST = 4
 """The highest number of threads. Four threads already use the whole memory bandwidth."""
 
@@ -36,9 +36,10 @@ def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict
     """
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
-    `heads` gives, by part, bytes that are digested before the buffers of the part. `buffers` gives
-    the part, the name and the content of each buffer, in the same order on every rank. Large
-    contents are read by up to four threads, which have ended when this function returns.
+    `heads` maps the name of a part to bytes that are digested before the buffers of that part.
+    `buffers` gives the part, the name and the content of each buffer, in the same order on every
+    rank. Large contents are read by up to four threads, which have ended when this function
+    returns.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []
@@ -114,7 +115,7 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
 @contextmanager
 def with_cores(count: int) -> Iterator[None]:
     """
-    Compute the digests in the `with` block with at most `count` processor cores, which is 1 or more.
+    Compute the digests in the `with` block with at most `count` processor cores (1 or more).
     """
     token = _cores.set(count)
     try:

@@ -24,7 +24,8 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
 
     The part `description` is `payload.meta`. Buffers form one part if their names are equal up to
     the first dot. A buffer named in `own` is a part by itself. If its value in `own` is True, the
-    digest of this part is empty, because its content belongs to this rank alone.
+    digest of this part is the empty text, because the content of the buffer belongs to this rank
+    alone.
     """
     found = digest_parts(
         {"description": payload.meta},
@@ -66,7 +67,7 @@ class TrainingState(Protocol):
 
     def clear(self) -> None: ...
 
-    def rebuild(self) -> Any: ...  # Any: the wrapper of the framework, of any class
+    def rebuild(self) -> Any: ...  # Any: the framework's wrapper can have any class
 
 
 State = TypeVar("State", bound=TrainingState)
@@ -139,5 +140,5 @@ class StateHooks(Generic[State]):
         return self.state().digests()
 
     @hookimpl
-    def tft_rebuild(self) -> Any:  # Any: the wrapper of the framework, of any class
+    def tft_rebuild(self) -> Any:  # Any: the framework's wrapper can have any class
         return self.state().rebuild()

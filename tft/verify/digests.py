@@ -15,19 +15,20 @@ Part = tuple[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
     """
-    All digests and rows that the ranks of one run have recorded.
+    All digests, and all rows written by the training script, that the ranks of one run have
+    recorded.
     """
 
     steps: Mapping[tuple[int, int], Mapping[Part, str]]
     """By (rank, step): the digest of each part of the state. If a rank was killed in a step, some
     parts may be missing."""
     ends: Mapping[int, int]
-    """By rank: the last step whose end was recorded."""
+    """For each rank: the last step whose end the rank has recorded."""
     functions: Mapping[int, tuple[str, ...]]
-    """By step: the names of the user's functions that rank 0 called after the step
+    """For each step: the names of the user's functions that rank 0 called after the step
     (`session.evaluate`, `session.after_step`)."""
     rows: Mapping[int, tuple[Mapping[str, Any], ...]]  # Any: parsed JSON
-    """By rank: the rows that the script has written with `session.record`."""
+    """For each rank: the rows that the training script has written with `session.record`."""
 
     @property
     def last(self) -> int:

@@ -67,8 +67,8 @@ def run_job(
     run_dir: Path, options: Sequence[str], command: Sequence[str], *, until: float
 ) -> Ended:
     """
-    Run `tft run` with these options until it ends. End the job at the time `until`
-    (CLOCK_MONOTONIC, seconds) if it still runs.
+    Run the command `tft run` with `options` and the training `command` until it ends. End the job
+    at the time `until` (CLOCK_MONOTONIC, seconds) if it still runs.
     """
     clock = SystemClock()
     began = clock.now()

@@ -29,7 +29,7 @@ class Kill:
     @property
     def spec(self) -> str:
         """
-        The kill as an argument of `tft run --chaos`.
+        The kill as a text for the option `--chaos` of the command `tft run`.
         """
         return f"kill:rank={self.rank},step={self.step},phase={self.phase}"
 
@@ -61,6 +61,6 @@ def schedule(
 
 def steps_for(phases: Sequence[str]) -> int:
     """
-    Return how many steps a run needs to kill a rank in each of these phases.
+    Return how many steps a run needs to kill one rank in each of `phases`.
     """
     return FIRST + APART * len(phases) + 1
