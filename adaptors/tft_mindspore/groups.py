@@ -99,7 +99,7 @@ class Group:
 
     def sum(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce `arrays` by sum over all ranks, or over the ranks in `ranks`. Return the sums.
+        All-reduce `arrays` by sum over all ranks, or over the ranks in `ranks`. Return the results.
 
         All these ranks must pass the same number of arrays, with the same sizes and types. The
         arrays are numpy arrays or Tensors of MindSpore, and the sums are of the same kind. Raises

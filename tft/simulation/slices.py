@@ -317,7 +317,14 @@ class Slices:
     def _traced(self, incident: int, ranks: Sequence[int]) -> None:
         known = [each.corrupted for each in self._disputes if each.incident == incident]
         corrupted = known[-1] if known else frozenset(self._corrupted)
-        if not corrupted.issuperset(ranks):
+        # another rank of the same model replica, which had corrupted content too for a while, can be
+        # the cause of the gradients by which a rank was named
+        doubtful = {
+            rank
+            for rank in ranks
+            if self._corrupted.intersection(self._stage.schedule.column(rank)) - {rank}
+        }
+        if not corrupted.issuperset(set(ranks) - doubtful):
             raise Broken(
                 "only a rank with wrong copies is named",
                 f"ranks {ranks} were named, but ranks {sorted(corrupted)} had corrupted content",

@@ -58,23 +58,22 @@ def fetch(
     patience: float = PATIENCE,
 ) -> dict[int, str]:
     """
-    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the sources
-    that were lost during the fetch: the key is the rank of the source, the value is the reason.
+    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the ranks of
+    the sources that were lost during the fetch, each with the reason.
 
     `take(meta)` must return writable buffers with the same names and sizes as the buffers of the
     sources. `meta` is the adaptor's description of the shard, which the sources send. The fetch
-    writes the received bytes into these buffers, in any order. `taken(meta)` is called after the
-    whole shard has arrived and all digests were right. Both functions are called on the calling
-    thread.
+    writes into these buffers in any order. `taken(meta)` is called after the whole shard has
+    arrived and all digests were right. Both are called on the calling thread.
 
-    Each source offers its copy with `meta`, and with the names and sizes of its buffers. A source
-    whose offer differs from the most common offer is not used. A source that sends no byte for
-    `patience` seconds counts as lost. While a source prepares the shard, it sends signs of life.
+    Each source offers its copy with `meta` and the names and sizes of its buffers. A source whose
+    offer differs from the most common offer is not used. A source counts as lost if it sends no
+    byte, nor a sign of life while it prepares the shard, for `patience` seconds.
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. Raises `TransferFailed` also when another thread sets `abandoned`; this takes a few
-    times `TICK` seconds. After an error the content of the buffers is undefined. When this function
-    returns or raises, no thread writes to the buffers any more.
+    its failure. Raises it also a few times `TICK` seconds after another thread sets `abandoned`.
+    After an error the content of the buffers is undefined. No thread writes to the buffers any more
+    when this function returns or raises.
     """
     clock = SystemClock()
     began = clock.now()
@@ -97,8 +96,7 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # do not return sources for which this rank could not start a thread: these sources have not
-    # failed
+    # sources for which this rank could not start a thread have not failed: leave them out
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
