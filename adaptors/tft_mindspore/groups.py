@@ -102,7 +102,7 @@ class Group:
         All-reduce `arrays` by sum over all ranks, or over the ranks in `ranks`. Return the results.
 
         All these ranks must pass the same number of arrays, with the same sizes and types. The
-        arrays are numpy arrays or Tensors of MindSpore, and the sums are of the same kind. Raises
+        arrays are numpy arrays or Tensors of MindSpore, and the results are of the same kind. Raises
         `GroupBroken` if a rank is lost. Raises `UsageError` if this rank is not among `ranks`.
         """
         members = self._members(ranks)
