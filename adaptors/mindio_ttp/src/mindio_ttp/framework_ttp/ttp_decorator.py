@@ -553,8 +553,8 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
     Register the function `func()`, which waits until the device has completed its operations.
 
-    tft does not call this function, because programs report the end of an update only when the
-    device has completed the update.
+    The function `func` is not called by this version, because programs report the end of an update
+    only when the device has completed the update.
     """
     register("stream_sync", func, ctx)
 
