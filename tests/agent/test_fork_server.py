@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
 from tft.protocol.messages import EndNode, Exited, Spawned, StoreOpened
+from tft.stopped import is_stopped
 
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -230,13 +232,8 @@ async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
 async def test_next_rank_is_a_process_that_was_forked_in_advance(stage: Stage) -> None:
     """When a rank trains, then one process is forked in advance. It becomes the next incarnation of
     the rank, and another one is forked when that trains."""
-    agent = await stage.agent(TRAINS)
-    await stage.start()
-    await stage.said(1)
-    waiting = await _waiting(stage, agent.pid, 0)
-    await stage.start(incarnation=1)
-    spawned = await stage.report(Spawned, incarnation=1)
-    await stage.said(1)
+    agent, waiting = await _agent_with_waiting(stage)
+    spawned = await _next_incarnation(stage)
 
     assert spawned.pid == waiting
     assert await _waiting(stage, agent.pid, 1) != waiting
@@ -245,15 +242,10 @@ async def test_next_rank_is_a_process_that_was_forked_in_advance(stage: Stage) -
 async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: Stage) -> None:
     """When the process that was forked in advance is killed, then another one is forked, which
     becomes the next incarnation of the rank."""
-    agent = await stage.agent(TRAINS)
-    await stage.start()
-    await stage.said(1)
-    waiting = await _waiting(stage, agent.pid, 0)
+    _, waiting = await _agent_with_waiting(stage)
     os.kill(waiting, signal.SIGKILL)
     await gone(waiting)
-    await stage.start(incarnation=1)
-    spawned = await stage.report(Spawned, incarnation=1)
-    await stage.said(1)
+    spawned = await _next_incarnation(stage)
 
     assert spawned.pid != waiting
     assert _forked(stage)
@@ -263,14 +255,11 @@ async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: 
 async def test_process_that_was_forked_in_advance_and_stopped_is_not_used(stage: Stage) -> None:
     """When the process that was forked in advance is stopped, then it is ended, and another one
     becomes the next incarnation of the rank."""
-    agent = await stage.agent(TRAINS)
-    await stage.start()
-    await stage.said(1)
-    waiting = await _waiting(stage, agent.pid, 0)
+    _, waiting = await _agent_with_waiting(stage)
     os.kill(waiting, signal.SIGSTOP)
-    await stage.start(incarnation=1)
-    spawned = await stage.report(Spawned, incarnation=1)
-    await stage.said(1)
+    while not is_stopped(waiting):
+        await stage.beat()
+    spawned = await _next_incarnation(stage)
     await gone(waiting)
 
     assert spawned.pid != waiting
@@ -297,10 +286,7 @@ async def test_fork_server_that_cannot_fork_is_given_up(stage: Stage) -> None:
 
 async def test_no_process_forked_in_advance_outlives_the_job(stage: Stage) -> None:
     """When the job ends on the node, then the process that was forked in advance ends too."""
-    agent = await stage.agent(TRAINS)
-    await stage.start()
-    await stage.said(1)
-    waiting = await _waiting(stage, agent.pid, 0)
+    agent, waiting = await _agent_with_waiting(stage)
     stage.order(EndNode(epoch=stage.epoch, why="test", grace=0.0))
     await gone(waiting)
     await gone(agent.pid)
@@ -323,6 +309,27 @@ async def test_orphans_of_a_rank_are_reaped(stage: Stage) -> None:
     await gone(orphan)
     while str(orphan) in os.listdir("/proc"):
         await stage.beat()
+
+
+async def _agent_with_waiting(stage: Stage) -> tuple[subprocess.Popen[bytes], int]:
+    """
+    Start an agent and rank 0, which trains. Return the agent, and the pid of the process that was
+    then forked in advance.
+    """
+    agent = await stage.agent(TRAINS)
+    await stage.start()
+    await stage.said(1)
+    return agent, await _waiting(stage, agent.pid, 0)
+
+
+async def _next_incarnation(stage: Stage) -> Spawned:
+    """
+    Order the next incarnation of rank 0, and return the report of its start when it trains.
+    """
+    await stage.start(incarnation=1)
+    spawned = await stage.report(Spawned, incarnation=1)
+    await stage.said(1)
+    return spawned
 
 
 async def _waiting(stage: Stage, agent: int, incarnation: int) -> int:

@@ -250,6 +250,34 @@ SHARDS = {"first": (0, 2), "second": (1, 3)}
 COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 
 
+AGAIN = (1, 1)
+"""The attempt in which the ranks compute step 1 again, after copies have differed."""
+
+
+def disputed(
+    before: Iterable[int],
+    late: Iterable[int] = (),
+    columns: Mapping[int, tuple[int, ...]] = COLUMNS,
+) -> SliceComparison:
+    """
+    Return a comparison in which the copies of ranks 0 and 2 have differed in step 1, and the ranks
+    have returned to the start. The ranks in `before` had reported the digest of their gradients,
+    which is the number of the rank, before the difference was found, those in `late` after that.
+    """
+    comparison = SliceComparison()
+    shards = replicas(0, 1, 2, 3, groups=SHARDS, columns=columns)
+    comparison.resumed(FIRST, 0, shards)
+    for rank in before:
+        contribute(comparison, rank, 1, rank, FIRST)
+    for rank in (0, 2):
+        comparison.heard(beat(rank, digest(1, rank)))
+    for rank in late:
+        contribute(comparison, rank, 1, rank, FIRST)
+    verdicts(comparison)
+    comparison.resumed(AGAIN, 0, shards)
+    return comparison
+
+
 @pytest.mark.parametrize("wrong", [0, 2])
 @pytest.mark.parametrize("late", [None, 1, 3], ids=["in order", "1 last", "3 last"])
 def test_wrong_copy_shows_first_in_the_gradients_of_its_model_replica(
@@ -258,74 +286,37 @@ def test_wrong_copy_shows_first_in_the_gradients_of_its_model_replica(
     """When two copies of a shard differ and another rank of the same model replica is the first
     whose gradients come out otherwise, then the holder in that replica is named. Nobody is named
     before all ranks of the replicas have reported the step."""
-    comparison = SliceComparison()
-    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
-    for step in (1, 2):
-        for rank in range(4):
-            contribute(comparison, rank, step, 10 * step + rank, FIRST)
-    for rank in (0, 2):
-        comparison.heard(beat(rank, digest(2, rank)))
-    verdicts(comparison)
-    again = (1, 1)
-    comparison.resumed(again, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
-    for step in (1, 2):
-        for rank in sorted(range(4), key=lambda rank: rank == late):
-            assert verdicts(comparison) == []
-            other = 50 if step == 2 or rank == wrong + 1 else 0
-            contribute(comparison, rank, step, 10 * step + rank + other, again)
-        if step == 1:
-            break
+    comparison = disputed(range(4))
+    for rank in sorted(range(4), key=lambda rank: rank == late):
+        assert verdicts(comparison) == []
+        contribute(comparison, rank, 1, 99 if rank == wrong + 1 else rank, AGAIN)
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(wrong,), step=0)]
 
 
 def test_gradients_that_arrive_after_the_difference_show_the_wrong_copy() -> None:
     """When digests of gradients arrive after copies were found to differ, then they too show which
     holder had the wrong copy."""
-    comparison = SliceComparison()
-    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
-    for rank in (0, 1, 2):
-        contribute(comparison, rank, 1, rank, FIRST)
-    for rank in (0, 2):
-        comparison.heard(beat(rank, digest(1, rank)))
-    contribute(comparison, 3, 1, 3, FIRST)
-    verdicts(comparison)
-    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
-    for rank in (0, 1, 2):
-        contribute(comparison, rank, 1, rank, (1, 1))
-    contribute(comparison, 3, 1, 99, (1, 1))
+    comparison = disputed((0, 1, 2), late=(3,))
+    for rank, content in {0: 0, 1: 1, 2: 2, 3: 99}.items():
+        contribute(comparison, rank, 1, content, AGAIN)
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(2,), step=0)]
 
 
 def test_nobody_is_named_when_gradients_of_an_uninvolved_rank_differ_too() -> None:
     """When the gradients of a rank that holds neither copy come out otherwise in the same step,
     then they have another cause, and no holder is named."""
-    comparison = SliceComparison()
-    pairs = {"first": (0, 2), "second": (1, 3)}
-    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=pairs))
-    for rank in range(4):
-        contribute(comparison, rank, 1, rank, FIRST)
-    for rank in (0, 2):
-        comparison.heard(beat(rank, digest(1, rank)))
-    verdicts(comparison)
-    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=pairs))
+    comparison = disputed(range(4), columns={})
     for rank, content in {0: 99, 2: 2, 3: 3, 1: 99}.items():
-        contribute(comparison, rank, 1, content, (1, 1))
+        contribute(comparison, rank, 1, content, AGAIN)
     assert verdicts(comparison) == []
 
 
 def test_rank_of_a_replica_that_reports_no_gradients_is_not_waited_for() -> None:
     """When a rank of a model replica reports no digests of gradients, then the others show which
     holder had the wrong copy."""
-    comparison = SliceComparison()
-    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
-    for rank in (0, 1, 2):
-        contribute(comparison, rank, 1, rank, FIRST)
-    for rank in (0, 2):
-        comparison.heard(beat(rank, digest(1, rank)))
-    verdicts(comparison)
-    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    comparison = disputed((0, 1, 2))
     for rank, content in {0: 0, 1: 99, 2: 2}.items():
-        contribute(comparison, rank, 1, content, (1, 1))
+        contribute(comparison, rank, 1, content, AGAIN)
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(0,), step=0)]
 
 
