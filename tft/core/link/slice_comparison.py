@@ -306,8 +306,9 @@ class SliceComparison:
         Return the holders that had a wrong copy, if the ranks in `differ` are the first whose
         gradients come out different. `reported` has the ranks whose gradients can be compared.
 
-        Return no holder if gradients of another rank differ too: they have another cause, such as a
-        second wrong copy, and that may also be the cause of the others.
+        Return no holder if the gradients of a rank differ that computes with neither copy. Its
+        gradients have another cause, such as a second wrong copy. The gradients of the other ranks
+        may then differ for the same cause.
         """
         shown = tuple(rank for rank in dispute.holders if dispute.users[rank] & differ)
         users = set().union(*(dispute.users[rank] for rank in shown))
