@@ -165,6 +165,8 @@ class Chances:
                 if held is not None and process.memory.content[shard] == truth.value(held, shard):
                     steps.add(held)
                 for step in told.backups:
+                    if not self._copies.may_be_used(rank, told.incarnation, step):
+                        continue
                     kept = process.memory.copies.get(step, {}).get(shard)
                     if kept == truth.value(step, shard):
                         steps.add(step)

@@ -57,6 +57,10 @@ class Copies:
         """Rank and incarnation of the processes that have fetched state since all ranks last
         continued together. The copies of these processes prove nothing about the copies of other
         ranks."""
+        self._passed_over: dict[tuple[int, int], int] = {}
+        """By rank and incarnation of a process that has taken the copy of another rank, although it
+        was not known which of the two was right: the step of that copy. The earlier copies that
+        this process keeps may be the wrong ones."""
         self._inexact: int | None = None
         """The step from whose tail (after the update window, before the end of the step) this
         incident lets all ranks continue. None if all ranks continue from the end of a step."""
@@ -67,6 +71,13 @@ class Copies:
         together.
         """
         return rank in self._suspected
+
+    def may_be_used(self, rank: int, incarnation: int, step: int) -> bool:
+        """
+        Return True if the copy of `step` that the process keeps may be used: it is later than the
+        step at which the copy of another rank was preferred to that of this process.
+        """
+        return step > self._passed_over.get((rank, incarnation), -1)
 
     def suspect(self, rank: int) -> None:
         """
@@ -109,6 +120,8 @@ class Copies:
                 # an answer to a fetch order of an earlier round does not count
                 if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
+                    if rank in self.disputed:
+                        self._passed_over[rank, report.incarnation] = report.position.step
             case _:
                 pass
 
