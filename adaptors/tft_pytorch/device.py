@@ -303,13 +303,13 @@ def prepare_environment(devices: Devices) -> None:
 
 def tell_unseen(devices: Devices) -> None:
     """
-    Print a warning if training is about to begin on a kind of device on which this version of tft
-    was never run.
+    Print a warning if training is about to begin on a kind of device on which little of tft was
+    tested.
     """
     if devices.kind != _CPU:
         sys.stderr.write(
-            f"tft: recovery on {devices.kind} devices was tested on a simulated device only: run "
-            "`make test-accelerator` on such a machine (docs/explanation/devices.md)\n"
+            f"tft: recovery on {devices.kind} devices was tested on a simulated device and on one "
+            "GPU only: run `make test-accelerator` on yours (docs/explanation/devices.md)\n"
         )
 
 

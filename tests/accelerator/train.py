@@ -1,30 +1,61 @@
 """
 A DDP job on a real device. At the end, each rank records its whole state.
 
-    train.py [--gloo] [--steps N]
+    train.py [--gloo] [--steps N] [--seconds S] [--amp bfloat16|float16] [--loader]
+             [--error assert|memory [--reduced] [--declared]]
 
 All ranks of a node share its devices in turn. With `--gloo`, gloo reduces the gradients, so several
 ranks can share one device: NCCL refuses that.
+
+With `--amp`, the job computes in 16 bits and clips its gradients. With float16 too, a GradScaler
+begins with a scale that is too large, so the first steps are skipped. With `--loader`, batches come
+from a DataLoader with workers and pinned memory. With `--seconds`, each step takes at least so
+long.
+
+With `--error`, rank 1 makes a real error of its device in step 12, once in the job. `assert` is an
+assertion in a kernel, after which the device takes no more work from the process. `memory` is a
+request for more memory than there is. The host learns of an assertion when it reads the loss, or
+while the gradients are reduced (`--reduced`). With `--declared`, the script waits for the error,
+and raises a fault that says what is lost.
 """
 
 import argparse
 import os
+import time
+from collections.abc import Mapping
 from sys import path
+from typing import Any, NoReturn
 
 import torch
+from tft_pytorch import Batches
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import tft
 
-path.append("examples/gpt")
+path += [".", "examples/gpt"]
 from record import Record
 
+from tests.e2e.job_parts import whole
+
 WIDTH = 64
+ROWS = 160
+"""The rows of the loader's dataset: 10 batches of each of two ranks in an epoch."""
+VICTIM = 1
+"""The rank that makes an error of its device."""
+FAILING = 12
+"""The step in which it does."""
 parser = argparse.ArgumentParser()
 parser.add_argument("--gloo", action="store_true")
 parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--seconds", type=float, default=0.0)
+parser.add_argument("--amp", choices=("bfloat16", "float16"))
+parser.add_argument("--loader", action="store_true")
+parser.add_argument("--error", choices=("assert", "memory"))
+parser.add_argument("--reduced", action="store_true")
+parser.add_argument("--declared", action="store_true")
 args = parser.parse_args()
 
 kind = torch.accelerator.current_accelerator()
@@ -39,30 +70,125 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(WIDTH, 256), nn.Dropout(0.1), nn.GELU(), nn.Linear(256, WIDTH))
 model.to(place)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler(
+    kind.type, init_scale=2.0**28, growth_interval=1000, enabled=args.amp == "float16"
+)
+dataset = TensorDataset(torch.randn(ROWS, WIDTH))
+sampler: DistributedSampler[Any] = DistributedSampler(dataset, session.world, session.rank)
+batches = (
+    Batches(DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=2, pin_memory=True))
+    if args.loader
+    else None
+)
 record = Record(session.run_dir, session.rank)
+torch.manual_seed(session.rank)  # each rank has generators of its own, for its dropout
 
 
 def batch(step: int) -> Tensor:
     """
     Return the batch of this rank, (8, WIDTH).
     """
+    if batches is not None:
+        found: Tensor = batches.next()[0].to(place, non_blocking=True)
+        return found
     generator = torch.Generator().manual_seed(1000 * session.rank + step)
     return torch.randn(8, WIDTH, generator=generator).to(place)
+
+
+def once(mark: str) -> bool:
+    """
+    Return True the first time that a process of the job asks for this mark.
+    """
+    try:
+        (session.run_dir / mark).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def fail(step: int) -> None:
+    """
+    Make the error of the arguments, if this is its rank and its step.
+    """
+    if args.error is None or (session.rank, step) != (VICTIM, FAILING) or not once("failed"):
+        return
+    try:
+        if args.error == "memory":
+            torch.empty(2**50, dtype=torch.uint8, device=place)
+        torch.zeros(WIDTH, device=place)[torch.tensor([WIDTH], device=place)]
+        if args.declared:
+            torch.accelerator.synchronize(place)
+    except (RuntimeError, IndexError) as error:
+        if not args.declared:
+            raise
+        declare(error)
+
+
+def declare(error: Exception) -> NoReturn:
+    """
+    Raise a fault that says what the error has cost: the state in memory, or the whole process.
+    """
+    if args.error == "memory":
+        raise tft.TrainingFault("a request for memory has failed", kind="memory") from error
+    raise tft.TrainingFault("an assertion of a kernel has failed", context_lost=True) from error
 
 
 def train(session: tft.Session) -> None:
     """
     Run the training loop.
     """
+    assert kind is not None
     for step in session.steps(args.steps):
-        loss = session.model(batch(step)).square().mean()
-        loss.backward()
+        dtype = getattr(torch, args.amp or "bfloat16")
+        with torch.autocast(kind.type, dtype=dtype, enabled=args.amp is not None):
+            loss = session.model(batch(step)).float().square().mean()
+        if not args.reduced:
+            fail(step)
         record.write(step, loss.item())
+        if args.reduced:
+            fail(step)
+        scaler.scale(loss).backward()
+        if args.amp is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if args.seconds:
+            time.sleep(args.seconds)
         with session.update():
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         optimizer.zero_grad()
 
 
-session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model, device_ids=[place]))
+def state() -> Mapping[str, str]:
+    """
+    Return the whole state of this rank: the digests of tft, and the state that is read from the
+    objects themselves. The name `rng, later` has the digest of the random state of tft after the
+    device has drawn a number.
+    """
+    moments = {
+        f"{number}.{name}": value
+        for number, kept in optimizer.state_dict()["state"].items()
+        for name, value in kept.items()
+    }
+    own = torch.get_device_module(place.type).get_rng_state(place)
+    found = {
+        **session.digests(),
+        "weights": whole(dict(model.named_parameters())),
+        "moments": whole(moments),
+        "scale": repr(scaler.state_dict()),
+        "generator": whole({"torch": torch.get_rng_state()}),
+        "generator of the device": whole({"device": own}),
+    }
+    torch.rand(1, device=place)
+    return {**found, "rng, later": session.digests()["rng"]}
+
+
+session.adopt(
+    model=model,
+    optimizer=optimizer,
+    data=batches,
+    others={"scaler": scaler} if scaler.is_enabled() else {},
+    wrap=lambda: DDP(model, device_ids=[place]),
+)
 session.run(train)
-record.finish(session.digests())
+record.finish(state())

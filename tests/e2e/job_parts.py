@@ -64,7 +64,7 @@ def whole(tensors: Mapping[str, Tensor]) -> str:
     found = xxhash.xxh3_128()
     for name, tensor in tensors.items():
         found.update(name.encode())
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
