@@ -62,6 +62,8 @@ class Numbers:
     def __init__(self) -> None:
         self.values = array.array("d", [0.0] * 1000)
         self.position = 0
+        self.lost = False
+        """True when the process has lost its device, so that nothing can be read from it."""
 
     def draw(self) -> float:
         """
@@ -72,8 +74,10 @@ class Numbers:
 
     def state_dict(self) -> dict[str, int]:
         """
-        Return the position.
+        Return the position. Raises `RuntimeError` if the process has lost its device.
         """
+        if self.lost:
+            raise RuntimeError("CUDA error: the context is destroyed")
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -174,6 +178,7 @@ def train(session: tft.Session) -> None:
         if args.spread == f"{session.rank},{step}":
             once(Spreading("not a number"))
         if args.device == f"{session.rank},{step}":
+            numbers.lost = session.incarnation == 0
             once(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
         pause(args.seconds)
         total = group().add(loss)

@@ -279,13 +279,12 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     assert len(resumed.incidents) == 1
 
 
-@pytest.mark.soak
 def test_a_process_that_has_lost_its_device_is_replaced(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """When an error says that the device accepts no more work from a process, then a new process
-    replaces it, the report has one fault, of the device's kind, and the job completes as the
-    undisturbed run does."""
+    """When an error says that the device accepts no more work from a process, and the rank-local
+    state cannot be read any more, then a new process replaces it. The report has one fault, of the
+    device's kind, and the job completes as the undisturbed run does."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--device", "2,30"),

@@ -56,6 +56,10 @@ from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
 
+NOT_CAPTURED = -1
+"""Given as the step at which the loop was left, if no rank-local state was captured at that moment.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -132,7 +136,7 @@ class Hands:
         self.slices = Slices(hook, page)
         """Digests slices of the shards of this rank while the rank trains, so that its copies can
         be compared with the copies of other ranks."""
-        self._interrupted: tuple[int, bytes] = (-1, b"")
+        self._interrupted: tuple[int, bytes] = (NOT_CAPTURED, b"")
         self._line = ""
         """The line (FILE:LINE) at which the loop was left. The line is reported if the loop was in
         the tail of a step."""
@@ -152,7 +156,7 @@ class Hands:
     def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
         Record that the loop was left in the middle of `step`, and the rank-local state at that
-        moment.
+        moment. `step` is `NOT_CAPTURED` if this state could not be captured.
 
         If this rank has contributed to all all-reduces of `step`, the other ranks may complete the
         step. Then `local_state` is also the rank-local state at the end of `step`. `line` is the

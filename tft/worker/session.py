@@ -47,7 +47,7 @@ from tft.worker.fault_reports import FaultReports
 from tft.worker.launcher_bootstrap import become_launcher
 from tft.worker.launchers import Launcher
 from tft.worker.observers import Observers
-from tft.worker.order_executor import Hands, Work
+from tft.worker.order_executor import NOT_CAPTURED, Hands, Work
 from tft.worker.periodic import Periodic
 from tft.worker.process import started_ticks
 from tft.worker.records import Records
@@ -510,7 +510,19 @@ class Session:
         )
 
     def _cut_off(self, message: Faulted | None, line: str = "") -> None:
-        self._hands.interrupted(self.step, self._loop.hooks.capture(closing=False), line)
+        """
+        Capture the rank-local state at the moment at which the loop was left, and report the fault
+        `message`. If the state cannot be captured, for example because the device context is lost,
+        report this as a fault if there is no other one.
+        """
+        try:
+            captured = self._loop.hooks.capture(closing=False)
+        except Exception as error:
+            log.warning("local_state_not_captured", step=self.step, exc_info=True)
+            message = message or self._faults.report(error)
+            self._hands.interrupted(NOT_CAPTURED, b"", line)
+        else:
+            self._hands.interrupted(self.step, captured, line)
         self._left(message)
 
     def _left(self, message: Faulted | Finished | None) -> None:
