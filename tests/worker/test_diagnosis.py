@@ -214,6 +214,15 @@ def test_lost_context_is_kept_from_any_exception_of_a_chain() -> None:
     )
 
 
+def test_declared_loss_of_the_context_is_no_bug_of_the_script() -> None:
+    """When a script raises a fault from a failed assertion of a kernel and declares that the device
+    context is lost, then the kind is `process`, although the assertion alone would be a bug."""
+    assertion = RuntimeError(CUDA.format("device-side assert triggered"))
+    declared = raised(TrainingFault("a kernel has failed", context_lost=True), assertion, "from")
+    assert diagnose(assertion) == Diagnosis(kind="software", context_lost=True)
+    assert diagnose(declared) == Diagnosis(kind="process", context_lost=True)
+
+
 def test_diagnosis_of_circular_causes_ends() -> None:
     """When two exceptions are each other's cause, then the diagnosis ends."""
     one, other = ValueError(), ValueError()

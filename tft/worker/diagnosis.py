@@ -40,7 +40,8 @@ class Diagnostician:
         continue.
 
         If no source knows the kind, the kind is `software`, a bug of the user's script. But the
-        kind is `process` if a `TrainingFault` declares that the device context is lost.
+        kind is `process` if a `TrainingFault` declares that the device context is lost: the script
+        says then that this is no bug.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
@@ -48,10 +49,10 @@ class Diagnostician:
         lost = any(fault.context_lost for fault in declared)
         classified = [self._classified(link) for link in links]
         each = map(self._found, links, lines, classified)
-        found = next(filter(None, each), Diagnosis(kind="process" if lost else "software"))
+        found = next(filter(None, each), Diagnosis(kind="software"))
         limits = [found.not_after, *(fault.not_after for fault in declared)]
         return Diagnosis(
-            kind=found.kind,
+            kind="process" if lost and found.kind == "software" else found.kind,
             polluted=found.polluted or any(fault.polluted for fault in declared),
             not_after=min((step for step in limits if step is not None), default=None),
             context_lost=found.context_lost
