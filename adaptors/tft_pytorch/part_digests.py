@@ -41,9 +41,7 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
             return "settings"
         return f"{UNSLICED}{name}" if name in own else name.partition(".")[0]
 
-    found = digest_parts(
-        heads, ((part(each.name), each.name, each.view) for each in payload.buffers)
-    )
+    found = digest_parts(heads, ((part(each.name), each) for each in payload.buffers))
     differ = {f"{UNSLICED}{name}" for name, differs in own.items() if differs}
     return {part: "" if part in differ else digest for part, digest in found.items()}
 

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 
 import xxhash
 
+from tft.spi.types import Buffer, DeviceBuffer
+
 _PIECE = 4 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
@@ -24,29 +26,30 @@ _cores: ContextVar[int | None] = ContextVar("cores", default=None)
 """The number of processor cores for digests. None: all cores that this process may use."""
 
 _BATCH = 256 * 2**20
-"""Buffers are taken and digested in batches of about this many bytes. The content of a device is
-first copied to the host. With batches, the host needs memory for one batch and not for the whole
-state."""
+"""Buffers are taken and digested in batches of about this many bytes. A buffer that is a copy made
+for the digest needs memory, so there must not be copies of the whole state at once."""
 
-Content = tuple[str, str, memoryview]
-"""A buffer to be digested: the name of its part, its own name, and its bytes."""
+Content = tuple[str, Buffer | DeviceBuffer]
+"""A buffer to be digested, and the name of its part."""
+_Piece = tuple[Buffer | DeviceBuffer, int, int]
+"""Bytes of a buffer that one thread reads at a time: the buffer, their offset and their number."""
 
 
-def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict[str, str]:
+def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dict[str, str]:
     """
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
     `heads` maps the name of a part to bytes that are digested before the buffers of that part.
-    `buffers` gives the part, the name and the content of each buffer, in the same order on every
-    rank. Large contents are read by up to four threads, which have ended when this function
-    returns.
+    `contents` gives the part of each buffer and the buffer, in the same order on every rank. Large
+    contents are read by up to four threads, which have ended when this function returns. Each
+    thread copies the content of a device to the host in pieces of 4 MiB.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []
     size = 0
-    for buffer in buffers:
-        batch.append(buffer)
-        size += len(buffer[2])
+    for content in contents:
+        batch.append(content)
+        size += _size(content[1])
         if size >= _BATCH:
             _add(found, batch)
             batch, size = [], 0
@@ -54,41 +57,45 @@ def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict
     return {part: digest.hexdigest() for part, digest in found.items()}
 
 
+def _size(buffer: Buffer | DeviceBuffer) -> int:
+    return buffer.size if isinstance(buffer, DeviceBuffer) else len(buffer.view)
+
+
 def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
     """
     Add the buffers of a batch to the digests of their parts.
     """
-    pieces: list[memoryview] = []
+    pieces: list[_Piece] = []
     counts: list[int] = []
-    for _, _, content in batch:
-        first = len(pieces)
-        if len(content) <= _PIECE:
-            pieces.append(content)
-        else:
-            pieces += [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
+    for _, buffer in batch:
+        first, size = len(pieces), _size(buffer)
+        pieces += [(buffer, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)] or [
+            (buffer, 0, 0)
+        ]
         counts.append(len(pieces) - first)
     digests = iter(_digests(pieces))
-    for (part, name, _), count in zip(batch, counts, strict=True):
+    for (part, buffer), count in zip(batch, counts, strict=True):
         digest = found.setdefault(part, xxhash.xxh3_128())
-        digest.update(name.encode())
+        digest.update(buffer.name.encode())
         for _ in range(count):
             digest.update(next(digests))
 
 
-def _digests(pieces: list[memoryview]) -> list[bytes]:
-    size = sum(len(piece) for piece in pieces)
+def _digests(pieces: list[_Piece]) -> list[bytes]:
+    size = sum(count for _, _, count in pieces)
     cores = _cores.get() or len(os.sched_getaffinity(0))
     readers = min(cores, _MOST, 1 + size // _SHARE)
     left = deque(enumerate(pieces))
     digests: dict[int, bytes] = {}
 
     def read() -> None:
+        reader = _Reader()
         while left:
             try:
                 index, piece = left.popleft()
             except IndexError:  # another thread has taken the last piece
                 return
-            digests[index] = xxhash.xxh3_128_digest(piece)
+            digests[index] = reader.digest(piece)
 
     # new threads and no thread pool: idle threads of a pool would make it unsafe to fork this
     # process later
@@ -106,10 +113,34 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
         for thread in threads:
             thread.join()
     # read again the pieces that a thread failed to read, so that the caller gets the exception
+    again = _Reader()
     return [
-        digests[index] if index in digests else xxhash.xxh3_128_digest(piece)
+        digests[index] if index in digests else again.digest(piece)
         for index, piece in enumerate(pieces)
     ]
+
+
+class _Reader:
+    """
+    Digests pieces of buffers on one thread.
+    """
+
+    def __init__(self) -> None:
+        self._room = memoryview(b"")
+        """Host memory into which a device has copied pieces before. Empty: no device has yet."""
+
+    def digest(self, piece: _Piece) -> bytes:
+        """
+        Return the digest of a piece (XXH3-128).
+        """
+        buffer, offset, count = piece
+        if not isinstance(buffer, DeviceBuffer):
+            return xxhash.xxh3_128_digest(buffer.view[offset : offset + count])
+        if not self._room:
+            self._room = buffer.host_memory(_PIECE)
+        room = self._room[:count]
+        buffer.copy(offset, room)()
+        return xxhash.xxh3_128_digest(room)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
     found = digest_parts(
         {"description": payload.meta},
         (
-            (each.name if each.name in own else each.name.partition(".")[0], each.name, each.view)
+            (each.name if each.name in own else each.name.partition(".")[0], each)
             for each in payload.buffers
         ),
     )

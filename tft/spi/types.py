@@ -35,7 +35,8 @@ class DeviceBuffer:
     One named piece of the memory of a shard that is on a device.
 
     A transfer to another rank copies the piece to the host in small parts, one after another. So
-    the host needs memory for only two parts, and not for the whole piece.
+    the host needs memory for only two parts, and not for the whole piece. Digests of the state are
+    computed in the same way.
     """
 
     name: str
@@ -43,8 +44,8 @@ class DeviceBuffer:
     """The size in bytes."""
     copy: Callable[[int, memoryview], Callable[[], None]]
     """`copy(offset, into)` begins to fill the host memory `into` with the bytes of this piece from
-    `offset` on. The function that it returns waits until `into` is full. Both are called on
-    transfer threads."""
+    `offset` on. The function that it returns waits until `into` is full. Both are called on any
+    thread, and on several threads at once."""
     host_memory: Callable[[int], memoryview] = _host_memory
     """Returns writable host memory of the given number of bytes, into which the device can copy
     fast (pinned memory)."""
