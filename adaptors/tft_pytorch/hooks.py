@@ -4,6 +4,7 @@ torch.distributed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from tft.spi import (
@@ -194,9 +195,15 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_clear(self) -> None:
-        if self._hooks.adopted is not None:
-            self._hooks.adopted.clear()
+        state = self._hooks.adopted
+        if state is not None:
+            state.clear()
         self._forming.clear()
+        if state is not None:
+            # from now on other threads read the state, in streams of their own. An error is ignored
+            # here: a lost device fails again when it is read
+            with suppress(RuntimeError):
+                state.devices.synchronize()
 
     @hookimpl
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from tft_pytorch import adaptor
+from tft_pytorch.device import Devices
+from tft_pytorch.groups import Groups
 from tft_pytorch.interruptible import InterruptibleGloo
 from torch import Tensor
 from torch.distributed import distributed_c10d
@@ -233,6 +235,32 @@ def test_incomplete_backward_does_not_keep_its_group_alive(job: NewJob) -> None:
     rank.ask("call", leave_a_backward_undone)
     rank.ask("clear")
     assert rank.ask("call", wrappers_are_gone)
+
+
+def waits_when_cleared(_: Actor) -> list[str]:
+    """
+    Clear the groups. Return what happened then, in order: `free` for the groups, and `wait` for the
+    device.
+    """
+    seen: list[str] = []
+    clear = Groups.clear
+
+    def free(groups: Groups) -> None:
+        clear(groups)
+        seen.append("free")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Groups, "clear", free)
+        patch.setattr(Devices, "synchronize", lambda _: seen.append("wait"))
+        adaptor.tft_clear()
+    return seen
+
+
+def test_device_has_done_its_work_when_the_state_may_be_read(job: NewJob) -> None:
+    """When groups are cleared, then tft waits for the device afterwards, because other threads read
+    the state from now on, in streams of their own. Before, a hanging collective may be pending."""
+    [rank, _] = job(2).ranks
+    assert rank.ask("call", waits_when_cleared) == ["free", "wait"]
 
 
 def cleared_beside_a_device(_: Actor) -> bool:
