@@ -4,6 +4,7 @@ The fault reports of one rank. A report tells the controller which fault an exce
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pluggy
 import structlog
@@ -65,6 +66,22 @@ class FaultReports:
             position=self._gate.position(),
             at=SystemClock().now(),
         )
+
+    def also(self, message: Faulted | None, error: Exception) -> Faulted:
+        """
+        Return the fault report of a rank that has failed again, with the exception `error`, when it
+        left its loop. `message` is the report of the first failure, if there was one.
+
+        A `network` fault is replaced if `error` shows that the device context is lost: the lost
+        device may be its cause. Raises `error` if there was no first failure and the context is not
+        lost.
+        """
+        lost = self.diagnose(error).context_lost
+        if lost and (message is None or message.kind == "network"):
+            return self.report(error)
+        if message is None:
+            raise error
+        return replace(message, context_lost=message.context_lost or lost)
 
     def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """

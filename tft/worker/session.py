@@ -512,17 +512,17 @@ class Session:
     def _cut_off(self, message: Faulted | None, line: str = "") -> None:
         """
         Capture the rank-local state at the moment at which the loop was left, and report the fault
-        `message`. If the state cannot be captured, for example because the device context is lost,
-        report this as a fault if there is no other one.
+        `message`. If the state cannot be captured, report `message` nevertheless, and that the
+        device context is lost if this is the reason. An interrupted rank without a fault of its own
+        raises the exception: its process ends, and another one takes its place.
         """
+        step, captured = self.step, b""
         try:
             captured = self._loop.hooks.capture(closing=False)
         except Exception as error:
-            log.warning("local_state_not_captured", step=self.step, exc_info=True)
-            message = message or self._faults.report(error)
-            self._hands.interrupted(NOT_CAPTURED, b"", line)
-        else:
-            self._hands.interrupted(self.step, captured, line)
+            log.warning("local_state_not_captured", step=step, exc_info=True)
+            message, step = self._faults.also(message, error), NOT_CAPTURED
+        self._hands.interrupted(step, captured, line)
         self._left(message)
 
     def _left(self, message: Faulted | Finished | None) -> None:
