@@ -19,23 +19,27 @@ from tests.e2e.jobs import ROOT
 
 JOB = ROOT / "tests" / "benchmarks" / "toggled_job.py"
 CASES = {
-    "nothing": ((), 2800),
-    "integrity 50": (("--integrity", "50"), 11200),
-    "integrity 10": (("--integrity", "10"), 2800),
-    "integrity 1": (("--integrity", "1"), 2800),
+    "nothing": ((), (), 2800),
+    "integrity 50": (("--integrity", "50"), (), 11200),
+    "integrity 10": (("--integrity", "10"), (), 2800),
+    "integrity 1": (("--integrity", "1"), (), 2800),
+    "numerics": (("--numerics", "refuse"), (), 2800),
+    "numerics of a script that does not clip": (("--numerics", "refuse"), ("--no-clip",), 2800),
 }
-"""By name: the options of the job, and the number of its blocks. The default N has so many that the
-interval of the time is about 0.01 wide on a machine without other work: 20 minutes."""
+"""By name: the options of the job, those of its script, and the number of its blocks. The default N
+has so many that the interval of the time is about 0.01 wide on a machine without other work: 20
+minutes."""
 
 
 def main() -> None:
     """
-    Print two lines for each case: the median ratio with its 95 % interval, for the time of a step
+    Print two lines for each case, or for the cases named as arguments: the median ratio with its 95 % interval, for the time of a step
     and for the processor time of the training thread in it. The second has less noise, and leaves
     out what other processes do.
     """
-    for name, (options, blocks) in CASES.items():
-        for clock, ratios in measured(options, blocks).items():
+    for name in sys.argv[1:] or CASES:
+        options, words, blocks = CASES[name]
+        for clock, ratios in measured(options, words, blocks).items():
             low, high = interval_95(statistics.median, ratios)
             print(
                 json.dumps(
@@ -53,7 +57,7 @@ def main() -> None:
             )
 
 
-def measured(options: Sequence[str], blocks: int) -> dict[str, list[float]]:
+def measured(options: Sequence[str], words: Sequence[str], blocks: int) -> dict[str, list[float]]:
     """
     Return, for each clock, the ratio of each block with the plugin and the next one without it.
     """
@@ -61,7 +65,7 @@ def measured(options: Sequence[str], blocks: int) -> dict[str, list[float]]:
         command = [
             sys.executable, "-m", "tft", "run", "--nproc-per-node", "2", "--run-dir",
             f"{directory}/run", "--audit", "off", *options, str(JOB),
-            "--blocks", str(blocks),
+            "--blocks", str(blocks), *words,
         ]  # fmt: skip
         subprocess.run(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=ROOT,

@@ -1,16 +1,19 @@
 """
-The example's training loop, in which what observers do is switched on and off in turns: one block
-of steps with the plugins of the job, one block without. All ranks switch at the same step.
+The example's training loop, in which what observers do and the judgement of numbers are switched on
+and off in turns: one block of steps with the plugins of the job, one block without. All ranks switch
+at the same step.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from sys import path
 
 import torch
+from tft_pytorch.step_numbers import watch
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad, clip_grad_norm_
 
 import tft
 
@@ -24,6 +27,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--blocks", type=int, default=1400)
 parser.add_argument("--block", type=int, default=5)
 parser.add_argument("--warm", type=int, default=30)
+parser.add_argument("--no-clip", action="store_true")
 parser.add_argument("--size", choices=SIZES, default="tiny")
 args = parser.parse_args()
 size = SIZES[args.size]
@@ -38,21 +42,51 @@ data = Batches(load_corpus(), batch=size.batch, context=size.context, seed=0, ra
 session.adopt(
     model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=lambda: DDP(model)
 )
-observers = session._observers
-wanted = {flag: getattr(observers, flag, False) for flag in FLAGS}
 times: dict[str, list[float]] = {"time": [], "processor": []}
 
 
+class Switch:
+    """
+    Switches between steps with the plugins of the job and steps without. It is made in the loop,
+    when the plugins have begun to watch.
+    """
+
+    def __init__(self) -> None:
+        self._observers = session._observers
+        self._wanted = {flag: getattr(self._observers, flag, False) for flag in FLAGS}
+        self._edges = session._loop._edges
+        self._judges = self._edges.numbers is not None
+        if self._judges:
+            self._watched = torch.autograd.backward, clip_grad._get_total_norm, watch._refuse
+            self._plain = watch._native["backward"], watch._native["norm"], None
+
+    def turn(self, on: bool) -> None:
+        """
+        Switch the plugins on or off for the next step.
+        """
+        for flag, value in self._wanted.items():
+            setattr(self._observers, flag, value and on)
+        if self._judges:
+            functions = self._watched if on else self._plain
+            torch.autograd.backward, clip_grad._get_total_norm, watch._refuse = functions
+            numbers = self._edges.numbers if on else None
+            session._loop._edges = replace(self._edges, numbers=numbers)
+
+
 def train(session: tft.Session) -> None:
+    """
+    Train all steps, and note when each begins.
+    """
+    switch = Switch()
     for step in session.steps(steps):
         times["time"].append(time.perf_counter())
         times["processor"].append(time.thread_time())
         on = step <= args.warm or (step - args.warm - 1) // args.block % 2 == 0
-        for flag, value in wanted.items():
-            setattr(observers, flag, value and on)
+        switch.turn(on)
         loss = session.model(*data.next())
         loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
+        if not args.no_clip:
+            clip_grad_norm_(model.parameters(), 1.0)
         with session.update():
             optimizer.step()
             scheduler.step()
