@@ -22,7 +22,7 @@ IN_TURNS = Path(__file__).with_name("compared_in_turns")
 RANKS = 2
 JOBS = 2
 EVERY = 5
-"""Steps between two faults."""
+"""Steps between two faults, and between two readings."""
 FAULTS = {1024: 30 * 2 * TURN, 2560: 4 * 2 * TURN}
 """The number of faults in each job, by the width of the layers. An incident takes 10 to 100 times as
 long as one reading of the state, so many are needed to see what the comparison adds."""
@@ -88,7 +88,7 @@ def _job(width: int, with_it: Times, without: Times) -> list[float]:
         outcome = run(
             Path(directory, "run"), *options, "--audit", "off", "--max-incidents", "1000",
             "--max-rank-faults", "1000", script=SCRIPT, nproc=RANKS,
-            arguments=(str(width), str((count + 1) * EVERY)),
+            arguments=(str(width), str((count + 1) * EVERY), str(EVERY)),
             environment={"PYTHONPATH": str(IN_TURNS)}, limit=900,
         )  # fmt: skip
         if outcome.code:

@@ -1,10 +1,11 @@
 """
 Train layers of numbers by DDP and AdamW, so that the state has a size that counts.
 
-    incident_job.py WIDTH STEPS
+    incident_job.py WIDTH STEPS EVERY
 
-After every fifth step each rank reads its state with one thread, all ranks at once, and rank 0
-adds a line with the seconds of the reading to `readings`.
+After every EVERY steps each rank reads its state with one thread, all ranks at once, and rank 0
+adds a line with the seconds of the reading to `readings`. The incidents of the benchmark are in other
+steps.
 """
 
 import sys
@@ -20,9 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tft
 
 LAYERS = 12
-EVERY = 5
-"""The steps between two readings. The incidents of the benchmark are in other steps."""
-WIDTH, STEPS = int(sys.argv[1]), int(sys.argv[2])
+WIDTH, STEPS, EVERY = map(int, sys.argv[1:])
 
 session = tft.init()
 torch.set_num_threads(1)
