@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 from tft.errors import OrderRefused, TftError
 from tft_pytorch import device, interruptible, watched
 from tft_pytorch.device import ABORT_LIMIT, Devices
+from tft_pytorch.idle_loops import calm
 from tft_pytorch.interruptible import CalledOff, InterruptibleGloo
 from tft_pytorch.sockets import census, cut
 
@@ -317,7 +318,7 @@ class Groups:
                 groups.append(self._meeting)
                 self._meeting = None
             self._begun = None
-            self._freeing = _Freeing(groups)
+            self._freeing = _Freeing(groups, spared)
         sys.excepthook = self._excepthook  # torch has wrapped the hook for its default group
 
 
@@ -343,14 +344,16 @@ class _Freeing:
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
     a thread is not woken when its connection breaks (`interruptible.py` explains this). The thread
-    then waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers.
-    If the training thread waited for the group, the whole job would wait.
+    then waits for `GROUP_TIMEOUT`. Until then the group keeps four sleeping threads and its
+    buffers. If the training thread waited for the group, the whole job would wait.
     """
 
-    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+    def __init__(self, groups: list[dist.ProcessGroup], spared: frozenset[int]) -> None:
         """
-        Begin to free the groups, and empty the list `groups`.
+        Begin to free the groups, and empty the list `groups`. `spared` has the inode numbers of the
+        sockets that were open before the groups were formed.
         """
+        self._spared = spared
         self._until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
         self._threads: list[threading.Thread] = []
         while groups:
@@ -369,6 +372,7 @@ class _Freeing:
             thread.join(max(0.0, self._until - monotonic()))
         left = sum(thread.is_alive() for thread in self._threads)
         if left:
+            calm(self._spared)
             log.warning(
                 "group_left_behind",
                 groups=left,

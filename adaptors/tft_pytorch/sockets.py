@@ -16,6 +16,9 @@ import socket
 import stat
 from collections.abc import Iterator
 
+_ESTABLISHED = 1
+"""The state of a TCP connection that works, as the first byte of `TCP_INFO` gives it."""
+
 
 def census() -> frozenset[int]:
     """
@@ -36,6 +39,27 @@ def cut(spared: frozenset[int], store_port: int) -> int:
     Can be called on any thread, and repeatedly.
     """
     return sum(_cut_one(fd, inode, store_port) for fd, inode in _sockets() if inode not in spared)
+
+
+def is_cut(fd: int, spared: frozenset[int]) -> bool:
+    """
+    Return whether a file descriptor is a connection of a process group of gloo that was shut down.
+    Sockets whose inode numbers are in `spared` are none.
+    """
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC or os.fstat(fd).st_ino in spared:
+            return False
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            return _is_tcp_connection(connection) and _is_shut(connection)
+    except OSError:  # it is no socket, or was closed meanwhile
+        return False
+
+
+def _is_shut(connection: socket.socket) -> bool:
+    """
+    Return whether a TCP connection is not established any more.
+    """
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
