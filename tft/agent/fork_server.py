@@ -42,8 +42,8 @@ the fork server, and starts a process that does all imports itself. A fork norma
 milliseconds."""
 _IN_ADVANCE = 1
 """The number of forked processes that are kept ready to replace the next lost rank. A fork of a
-process that has imported PyTorch takes tens of milliseconds on a busy node. During an incident, the
-other ranks would wait for this fork."""
+process that has imported a framework, such as PyTorch, takes tens of milliseconds on a busy node.
+During an incident, the other ranks would wait for this fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
