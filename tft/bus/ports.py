@@ -65,9 +65,9 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     this name. `trusted` is True if other machines may reach the job's ports, because the bus is
     encrypted or the network is trusted.
 
-    Raises `UsageError` in three cases: if `address` cannot be resolved; if the host name `address`
-    resolves to a loopback address, which other machines cannot use; and if the result is no
-    loopback address although `trusted` is False.
+    Raises `UsageError` in three cases. First: `address` cannot be resolved. Second: `address` is
+    no loopback address or `localhost`, but resolves to a loopback address, which other machines
+    cannot use. Third: the result is no loopback address although `trusted` is False.
     """
     try:
         host = socket.gethostbyname(address)
