@@ -72,7 +72,7 @@ def main(settings: JobSettings) -> int:
 class _Beats:
     """
     The three objects that examine the beats. The job machine does not get the beats themselves.
-    It gets an event only when one of these objects has found something, such as a rank that hangs.
+    It gets an event only when one of these objects has found something, such as a standstill.
     The three objects read no clock and send no messages.
     """
 
