@@ -44,8 +44,9 @@ def exit_code(result: int, stopped_by: int | None) -> int:
     """
     Return the exit code of `tft run` for a job that ended with `result`.
 
-    `result` is the exit code of the controller. `stopped_by` is the signal that asked `tft run` to
-    end, or None. If the job completed in spite of the signal, the exit code is `COMPLETED`.
+    `result` is the exit code that the end of the job gives. `stopped_by` is the signal that asked
+    `tft run` to end the job, or None. After a signal the exit code is 128 + the signal number,
+    unless the job completed all the same.
     """
     if stopped_by is None or result == COMPLETED:
         return result
