@@ -107,7 +107,9 @@ class Child:
         _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
-        reap_strangers()  # an earlier call may have stopped at this process, as it was not reaped
+        # an earlier call of `reap_strangers` may have stopped at this process, which was then not
+        # reaped yet, and may have left other ended processes
+        reap_strangers()
         ended(self)
 
     def signal(self, number: int) -> None:

@@ -231,7 +231,7 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:  # the event loop was woken although no message is there
+        except BlockingIOError:  # the event loop has called `_hear` although there is no message
             return
         except OSError:  # for example because the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
@@ -281,7 +281,8 @@ class ForkServer:
             self._door = None
         self._limit_to(None)
         assert child.code is not None
-        # the fork server failed if it ended while it imported modules or owed a forked process
+        # the fork server counts as failed if it ended while it was importing modules, or before it
+        # had sent all requested forked processes
         failed = not self._ready or self._awaited > 0
         was_ready, self._ready, self._awaited = self._ready, False, 0
         self.hopeful = False

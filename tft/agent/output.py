@@ -43,7 +43,8 @@ class Console:
         self._taken = 0
         self._written = 0
         self._left_out = 0
-        # a daemon thread: it may hang in a write forever, and the agent must still be able to end
+        # a daemon thread, because a write to stdout may block forever, and the agent must be able
+        # to end all the same
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 

@@ -620,7 +620,7 @@ def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
     return Child.start(
         [
             sys.executable,
-            "-P",  # -P: modules in the working directory must not hide modules of tft
+            "-P",  # no imports from the working directory: its modules could hide modules of tft
             *("-m", "tft.worker.launch", *task.arguments),
         ],
         environment=task.environment,

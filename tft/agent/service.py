@@ -193,8 +193,8 @@ class Agent:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case Freeze() if self._ranks.posted():
-                # send the newest digests at once: the controller must know whether copies differ
-                # before it decides about the incident
+                # send the newest digests of the ranks at once: the controller must know whether
+                # copies of a shard differ before it decides about the incident
                 self._bus.publish(BEATS, self._status())
             case _:
                 pass  # a message to other processes, or an order of an earlier controller
@@ -269,7 +269,8 @@ class Agent:
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
         if isinstance(report, Exited):
-            # the controller must have the last digests of the process before it handles the loss
+            # send the last digests of the ended process first: the controller needs them before it
+            # handles the loss of the rank
             self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()

@@ -27,7 +27,7 @@ class Placed:
     @classmethod
     def read(cls, words: tuple[int, int, int]) -> Self:
         """
-        Return the place that the values of the option `--placed` describe.
+        Return the place that the three values of the command-line option `--placed` describe.
         """
         local_rank, local_world, machine = words
         return cls(local_rank=local_rank, local_world=local_world, machine=machine)
@@ -55,7 +55,7 @@ class StartedElsewhere:
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
         """
-        Return the settings that the values of the option `--starter` describe.
+        Return the settings that the two values of the command-line option `--starter` describe.
         """
         descriptor, mark = words
         return cls(descriptor=descriptor, mark=mark)

@@ -172,7 +172,7 @@ class StoreSidecar:
     def _read_port(self) -> None:
         told = os.read(self._reading, 16)
         self._close()
-        if told:  # nothing comes if the store ended before it opened
+        if told:  # empty if the store ended before it had opened its port
             self._port = int(told)
             self._failures = 0
             log.info("store_opened", port=self._port)

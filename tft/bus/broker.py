@@ -112,15 +112,16 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
     """
     Bind `publishers` to a port and `subscribers` to the next port. Return the first port.
 
-    With `port` 0, tries the ports of `unused_ports`. Raises `AddressTaken` when the ports are in
-    use.
+    With `port` 0, tries the ports that `unused_ports` returns. Raises `AddressTaken` when the ports
+    are in use.
     """
     for candidate in [port] if port else unused_ports():
         try:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            # release the first port; `unbind` raises if this port was the one in use
+            # release the first port for the next try; `unbind` raises an error if not the second
+            # but the first port was in use
             with suppress(zmq.ZMQError):
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:

@@ -273,7 +273,8 @@ class _Link:
                     self._cut_off = 0
                     self._told.clear()
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                    # counted for both sockets together, because both connect to the same broker
+                    # one counter for the two sockets of the participant, because both sockets
+                    # connect to the same broker
                     self._cut_off += 1
                     if self._cut_off >= CUT_OFF:
                         self._tell(self._why_cut_off())

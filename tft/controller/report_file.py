@@ -43,8 +43,8 @@ class ReportFile:
         Write the report of a job that is over. The incidents and missed checkpoints that the report
         has from earlier runs are kept if this run resumes an earlier run.
 
-        `unprotected_steps` is the number of steps of this run in which no other node had the
-        rank-local state of a rank before its update window opened.
+        `unprotected_steps` is the number of steps of this run in which some rank opened its update
+        window before another node had a copy of the rank-local state of this rank.
         """
         incidents = [incident_report(each, self._moment) for each in machine.incidents]
         report = job_report(

@@ -268,7 +268,8 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    # send a `Lead` at once: a command such as `tft pause` waits for a `Lead` first
+                    # a command of the operator, such as `tft pause`, has connected: send a `Lead`
+                    # message at once, because the command first waits for it
                     self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)

@@ -113,7 +113,8 @@ class Children:
         environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                # -P: modules in the working directory must not hide modules of tft
+                # -P: import nothing from the working directory, where a module could hide a module
+                # of tft
                 [sys.executable, "-P", "-m", "tft", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,

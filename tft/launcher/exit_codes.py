@@ -62,5 +62,5 @@ def ended(code: int) -> str:
         return f"exited with {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
+    except ValueError:  # most real-time signals have no name
         return f"was killed by signal {-code}"

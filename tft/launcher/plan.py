@@ -323,7 +323,7 @@ def check_plan(plan: Plan) -> None:
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
-        # the script is not checked, because the other program starts it
+        # the script is not checked, because another program starts the ranks with their script
         _check_starter(plan.starter)
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"the script {plan.script} does not exist")

@@ -300,7 +300,7 @@ class NodeLauncher:
         lost = NodeLost(node=node, pid=pid, why=why, at=self._clock.now())
         if self._plan.leads:
             await self._tell(lost)
-            return  # the controller decides whether the job can go on
+            return  # the controller of this launcher decides whether the job can go on
         with suppress(TimeoutError):
             async with asyncio.timeout(_NEWS_LIMIT):
                 await self._tell(lost)

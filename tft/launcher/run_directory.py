@@ -295,7 +295,8 @@ def shared_name(run_dir: Path) -> str:
     os.write(made, secrets.token_hex(8).encode())
     os.close(made)
     with suppress(FileExistsError):
-        # os.link is atomic, also on a file system that machines share: only one caller succeeds
+        # `os.link` is atomic, also on a shared file system: if several launchers come here at the
+        # same time, only one of them creates the file
         os.link(mine, path)
     mine.unlink()
     return path.read_text()
@@ -352,7 +353,8 @@ def job_there(run_dir: Path) -> JobThere:
         raise UsageError(
             f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
         ) from None
-    # job.json is written at the start of a run: an older report.json belongs to an earlier run
+    # The launcher writes job.json at the start of a run. So a report.json that is older than
+    # job.json belongs to an earlier run.
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
