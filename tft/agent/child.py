@@ -1,7 +1,8 @@
 """
-A process that the agent has started. The agent watches the process through its pidfd (a file
-descriptor for a process), so the kernel reports the end at once. The process is reaped only here,
-so a signal never reaches another process that has got the same pid.
+The processes that the agent has started. The agent watches each process through a pidfd, which is a
+file descriptor for a process. It becomes readable as soon as the process has ended. Only this
+module reaps the processes. Until a process is reaped, the kernel gives its pid to no other process.
+So a signal of the agent never reaches a wrong process.
 
 The agent also becomes the parent of orphans (`tft.parent_death.adopt_orphans`): descendants whose
 own parent has ended. Orphans that were forked to become ranks are watched. All other orphans are
@@ -25,18 +26,19 @@ from tft.stopped import StopGuard, is_stopped
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
-"""The pids of the processes that a `Child` object reaps. The set is global, because the kernel
-keeps one table of children for the whole process."""
+"""The pids of the processes that some `Child` object watches and reaps. The set is global, because
+the kernel keeps one list of child processes for the whole agent."""
 
 
 _guards: dict[int, StopGuard] = {}
-"""For each pid of a process that must not stay stopped: the guard that continues the process."""
+"""The guards of the processes that must not stay stopped (SIGSTOP), by pid. A guard sends SIGCONT
+to its process."""
 
 
 class Child:
     """
-    A process that the agent has started or adopted. The process leads a session and a process group
-    of the operating system.
+    A process that the agent has started, or adopted from the fork server. The process is the leader
+    of its own process group, so that it can be killed together with its descendants in that group.
     """
 
     def __init__(self, pid: int, pidfd: int, wait: Callable[[], int]) -> None:
@@ -83,8 +85,8 @@ class Child:
     @classmethod
     def adopt(cls, pid: int, pidfd: int, *, ended: Callable[["Child"], None]) -> "Child":
         """
-        Watch a process that another process forked. The process must be a child of this process
-        now, and must not be reaped yet. `pidfd` is closed when the process has ended.
+        Watch the process `pid`, which another process forked. The process must be a child of the
+        agent by now, and must not be reaped yet. `pidfd` is closed when the process has ended.
         """
         child = cls(pid, pidfd, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         child._watch(ended)
@@ -96,7 +98,8 @@ class Child:
 
     def _on_end(self, ended: Callable[["Child"], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        # kill its process group now: while the process is unreaped, no other group gets this number
+        # kill the rest of the process group before the process is reaped: until then, the kernel
+        # gives the number of this group to no other group
         self.end()
         if (guard := _guards.pop(self.pid, None)) is not None:
             guard.close()
@@ -104,7 +107,9 @@ class Child:
         _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
-        reap_strangers()  # `reap_strangers` stops at a child that is not reaped yet
+        # an earlier call of `reap_strangers` may have stopped at this process, which was then not
+        # reaped yet, and may have left other ended processes
+        reap_strangers()
         ended(self)
 
     def signal(self, number: int) -> None:
@@ -156,8 +161,8 @@ def signal_main_thread(pid: int, number: int) -> None:
 
 def look_at_children() -> None:
     """
-    Reap the ended child processes that no `Child` watches. Let each guard look whether its process
-    is stopped. Call this function on the asyncio loop after SIGCHLD.
+    Reap the ended child processes that no `Child` object watches. Then let each guard check whether
+    its process is stopped. Call this function on the asyncio loop after SIGCHLD.
     """
     reap_strangers()
     for guard in _guards.values():
@@ -166,7 +171,8 @@ def look_at_children() -> None:
 
 def reap_strangers() -> None:
     """
-    Reap all ended child processes that no `Child` watches.
+    Reap the ended child processes that no `Child` object watches, such as adopted orphans. Stop at
+    an ended process that a `Child` watches, because the `Child` must get the exit status.
     """
     while True:
         try:
@@ -174,14 +180,14 @@ def reap_strangers() -> None:
         except ChildProcessError:
             return
         if ended is None or ended.si_pid in _watched:
-            return  # a `Child` reaps this process later, and then calls this function again
+            return  # a `Child` object reaps this process soon, and then calls `reap_strangers`
         os.waitpid(ended.si_pid, 0)
 
 
 def write_pid(path: Path, pid: int) -> None:
     """
-    Write a pid file. A reader finds the whole number or no file. Only other programs read the file,
-    so a failed write, such as on a full disk, is only logged.
+    Write the number `pid` to the file `path` in one step, so that a reader never finds half of the
+    number. tft itself does not read the file, so a failed write (as on a full disk) is only logged.
     """
     try:
         write_whole(path, str(pid))

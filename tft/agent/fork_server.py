@@ -1,8 +1,8 @@
 """
-The agent's side of the fork server (`tft.worker.fork_server`). The agent asks the fork server for
-forked processes, which become ranks or the rendezvous store. If the fork server fails
-or is too slow, the agent starts these processes itself. The processes then start more slowly,
-because each of them must import all modules.
+The agent's side of the fork server (`tft.worker.fork_server`), a process that has imported all
+modules. The agent asks the fork server for forked processes, which become ranks or the rendezvous
+store. If the fork server fails or is too slow, the agent starts ranks and store itself. They then
+start more slowly, because each new process must import all modules.
 """
 
 import asyncio
@@ -29,27 +29,28 @@ _PAUSE = 0.1
 """The time in seconds before the fork server is started again. Without this pause, a fork server
 that always ends at once would keep the CPU busy."""
 _ATTEMPTS = 3
-"""The number of fork servers in a row that may end before they have forked a process. After that,
-the agent starts no other: the machine probably has too little memory for a fork server, or the
-limit of processes is reached."""
+"""The number of fork servers in a row that may end before they have forked a process. Then the
+agent starts no further fork server. The machine probably has too little memory for a fork server,
+or the system's limit for the number of processes is reached."""
 _LOADING_LIMIT = 60.0
-"""The time in seconds after which a fork server that is still importing modules is killed. It is
-ten times what the imports take on a busy machine. Waiting longer is useless, because a rank that is
-started without the fork server needs the same imports."""
+"""The time in seconds after which a fork server that is still importing modules is killed. The time
+is ten times what the imports take on a busy machine. Without a fork server, each rank makes the
+same imports itself, which is then faster than to wait longer."""
 _FORKING_LIMIT = 2.0
-"""The time in seconds in which a requested forked process must arrive; otherwise the fork server is
-killed. A fork takes milliseconds. If it takes longer than this limit, it is faster to start a
-process that does all imports itself."""
+"""The time in seconds in which a requested forked process must arrive. Otherwise the agent kills
+the fork server, and starts a process that does all imports itself. A fork normally takes
+milliseconds."""
 _IN_ADVANCE = 1
-"""The number of forked processes that wait for the next lost rank. The fork of a process that has
-imported a framework takes tens of milliseconds on a busy node, just when ranks wait for it."""
+"""The number of forked processes that are kept ready to replace the next lost rank. A fork of a
+process that has imported a framework, such as PyTorch, takes tens of milliseconds on a busy node.
+During an incident, the other ranks would wait for this fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedProcess:
     """
-    A process that the fork server has forked. It is a child of the agent now, and waits for its
-    task.
+    A process that the fork server has forked. The process is a child of the agent now. It waits at
+    the socket `channel` for its task: to become a rank or the rendezvous store.
     """
 
     pid: int
@@ -58,8 +59,8 @@ class ForkedProcess:
 
     def is_usable(self) -> bool:
         """
-        Return whether the process still lives, and is not stopped (as by SIGSTOP). A stopped
-        process would not begin its task.
+        Return whether the process can begin a task: it still lives, and is not stopped (as by
+        SIGSTOP).
         """
         gone = select.poll()
         gone.register(self.pidfd, select.POLLIN)
@@ -81,23 +82,23 @@ class ForkedProcess:
 
     def dismiss(self) -> None:
         """
-        Close the channel, and end the process.
+        Kill the process, which has got no task, and close the socket to it.
         """
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):
-            # a stopped process would not notice that the channel is closed
+            # SIGKILL, because a stopped process would not notice that the socket is closed
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self.pidfd)
 
 
 class ForkServer:
     """
-    Runs the fork server of a node.
+    Starts and supervises the fork server of a node, and receives forked processes from it.
 
     `changed` is called when the fork server is ready, when a forked process has arrived, and when
-    the fork server has ended and so sends no more processes. The function
-    `changed` may call `take` to use forked processes. Of the forked processes that are left then,
-    `_IN_ADVANCE` are kept, and the other forked processes are dismissed.
+    the fork server has ended, so that no more forked processes come. `changed` may call `take` to
+    use the forked processes. Afterwards `_IN_ADVANCE` unused forked processes are kept, and all
+    further unused ones are killed.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class ForkServer:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """True while a fork server is starting or running. The start of a rank should then wait for
-        a forked process."""
+        """True while a fork server is starting or running. A rank should then be started in a
+        forked process, so its start waits until a forked process arrives."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None
@@ -128,8 +129,8 @@ class ForkServer:
 
     def start(self) -> None:
         """
-        Start the fork server. When it ends, another one is started, unless the next one is expected
-        to fail for the same reason.
+        Start the fork server. Whenever a fork server ends, another one is started, unless that one
+        would probably fail too.
         """
         if self._stopped:
             return
@@ -143,8 +144,8 @@ class ForkServer:
 
     def want(self, count: int) -> None:
         """
-        Ask for forked processes until `count` of them are requested. The count includes processes
-        that were requested before and have not arrived yet.
+        Ask the fork server for as many forked processes as are missing until `count` are on their
+        way. Processes that were requested earlier and have not arrived yet are counted.
         """
         if not self._ready or self._door is None:
             return
@@ -156,9 +157,9 @@ class ForkServer:
 
     def want_in_advance(self) -> None:
         """
-        Ask the fork server for the forked processes that are kept for the next lost rank, unless
-        they are there already. Call this while the ranks train. During an incident, a fork would
-        take processor time that the repair needs.
+        Ask the fork server for the forked processes that are kept ready for the next lost rank,
+        unless these processes are there already. Call this while the ranks train. During an
+        incident, a fork would take processor time from the recovery.
         """
         self._drop_unusable()
         self.want(_IN_ADVANCE - len(self._forked))
@@ -180,8 +181,8 @@ class ForkServer:
 
     def stop(self) -> None:
         """
-        Kill the fork server, dismiss the processes that wait for a task, and start no other fork
-        server.
+        Kill the fork server and the forked processes that wait for a task. No fork server is
+        started any more.
         """
         self._stopped = True
         while self._forked:
@@ -191,7 +192,7 @@ class ForkServer:
 
     def close(self) -> None:
         """
-        Read the output of the fork server that is still in the pipe, and close the pipe.
+        Copy the last output of the fork server from its pipe to its log, and close the pipe.
         """
         if self._output is not None:
             self._output.finish()
@@ -203,8 +204,9 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # a pipe, because ranks write to pipes: a forked rank keeps the stdout object that
-            # Python has made for the fork server, and replaces only the file descriptor below it
+            # The fork server writes to a pipe, because ranks write to pipes too. A forked rank
+            # keeps the Python object `sys.stdout` of the fork server, and replaces only the file
+            # descriptor below that object.
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -229,7 +231,7 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:  # the event loop was woken although no message is there
+        except BlockingIOError:  # the event loop has called `_hear` although there is no message
             return
         except OSError:  # for example because the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
@@ -273,18 +275,21 @@ class ForkServer:
     def _ended(self, child: Child) -> None:
         if self._door is not None:
             asyncio.get_running_loop().remove_reader(self._door)
-            # a process that is being forked now then fails to announce itself, and ends
+            # a process that the fork server is forking right now cannot reach the agent through the
+            # closed socket, and so ends
             self._door.close()
             self._door = None
         self._limit_to(None)
         assert child.code is not None
-        # the fork server failed if it ended while it imported modules or owed a forked process
+        # the fork server counts as failed if it ended while it was importing modules, or before it
+        # had sent all requested forked processes
         failed = not self._ready or self._awaited > 0
         was_ready, self._ready, self._awaited = self._ready, False, 0
         self.hopeful = False
         if self._stopped:
             return
-        # start the waiting ranks without a fork: the next fork server may take seconds to be ready
+        # let `changed` start the waiting ranks without a fork server, because the next fork server
+        # may need seconds until it is ready
         self._changed()
         self._failures += failed
         if self._refusal or (not was_ready and child.code >= 0):

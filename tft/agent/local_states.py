@@ -1,10 +1,11 @@
 """
-The exchange of rank-local state between the agents of a job. Each node keeps copies for another
-node, so that the state of a lost node's ranks survives.
+The exchange of rank-local state between the agents of a job. Each node keeps copies of the
+rank-local state of another node, so that this state survives when that node is lost.
 
 A capture is a copy of a rank's rank-local state that the rank has written to its page (shared
 memory between rank and agent). The rank then wakes its agent through a pipe. The agent reads the
-page and sends new captures to the node that keeps them (`Lead.kept_by`).
+page, and sends new captures to the node that keeps them. The controller's `Lead` message names that
+node in its field `kept_by`.
 """
 
 import asyncio
@@ -54,7 +55,8 @@ class LocalStateExchange:
 
     def close(self) -> None:
         """
-        Stop listening to the ranks. Call this before the pages of the ranks are closed.
+        Stop reading the pipe through which ranks wake the agent. Call this before the pages of the
+        ranks are closed.
         """
         if self._bell is not None:
             asyncio.get_running_loop().remove_reader(self._bell)
@@ -68,7 +70,7 @@ class LocalStateExchange:
 
     def repeat(self) -> None:
         """
-        Send all captures again for which the other node has not confirmed that it has them.
+        Send all captures again that the keeping node has not confirmed yet.
         """
         for rank, version, page in self._captured():
             if not self._sending.is_kept(rank, version):
@@ -76,10 +78,10 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Follow a `Lead` message of the controller. The field `kept_by` says for each node which
-        other node keeps its captures. If another node than before
-        keeps this node's captures, send all of these captures to that node. Drop the captures of
-        nodes whose captures are now kept elsewhere.
+        Follow a `Lead` message of the controller. The field `kept_by` of the message names, for
+        each node, the node that keeps its captures. If a new node keeps the captures of this node,
+        send all of them to that new node. Delete the captures that this node has kept for nodes
+        whose captures are now kept elsewhere.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):
@@ -89,9 +91,9 @@ class LocalStateExchange:
 
     def hear(self, message: AgentMessage) -> None:
         """
-        Handle a message of another agent. `LocalStates` brings captures that this node shall keep;
-        the answer is a `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has
-        sent.
+        Handle a message of another agent. A `LocalStates` message brings captures that this node
+        shall keep. It is answered with a `LocalStatesKept` message. A `LocalStatesKept` message of
+        another agent confirms that it keeps captures that this node has sent.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)
@@ -110,8 +112,9 @@ class LocalStateExchange:
 
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
-        Return one report for each rank in `order`, with the rank-local state that this node has
-        kept of the rank. `at` is the time of the reports in seconds.
+        Return the reports that answer `order`, one for each rank of the lost node. A report
+        contains the rank-local state that this node has kept for the rank. `at` is the time of the
+        reports in seconds.
         """
         return self._keeping.recalled(order, at)
 

@@ -1,10 +1,10 @@
 """
-The output of the ranks. The agent writes it unchanged to one log per process, and line by line to
-the agent's own stdout.
+The output of the ranks. The agent copies the output unchanged to one log per process, and line by
+line to the agent's own stdout.
 
-Output must not block the agent. The output of a rank that prints a lot is read in pieces, between
-other work. If the agent's stdout is not read (a pager, a paused terminal), lines are left out
-there, and the agent does not wait.
+Output must not block the agent. So the agent reads the output in pieces, and does other work
+between two pieces. If nobody reads the agent's stdout (as in a paused terminal), the agent leaves
+out lines there, and does not wait.
 """
 
 import asyncio
@@ -19,35 +19,40 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _PIECE = 64 * 1024
-"""The number of bytes that are read at a time: as many as a pipe holds. A line that is longer than
-this is shown in parts."""
+"""The number of bytes that are read from a pipe at a time: as many as a pipe holds. A longer line
+is shown on the agent's stdout in parts."""
 _BACKLOG = 8 * 1024 * 1024
-"""The number of bytes that may wait for the terminal. It is large enough for all output of a test
-run."""
+"""The number of bytes that may wait to be written to the agent's stdout. All output of a test run
+fits into it, so tests lose no lines."""
 _FAREWELL = 1.0
-"""The time in seconds that an ending agent spends at most on writing output that still waits."""
+"""The time in seconds that an ending agent spends at most on writing the waiting lines to its
+stdout."""
 
 
 class Console:
     """
-    The agent's stdout. A separate thread writes whole lines to it.
+    The agent's stdout. A separate thread writes whole lines to it, so that the agent never waits
+    for the reader of its stdout.
     """
 
     def __init__(self, fd: int = 1) -> None:
         self._fd = fd
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # no lock is needed for these counters, because only one thread changes each of them
+        # the counters of bytes (taken, written) and of lines (left out) need no lock, because each
+        # counter is changed by one thread only
         self._taken = 0
         self._written = 0
         self._left_out = 0
-        # a daemon thread: it may hang in a write forever, and the agent must still be able to end
+        # a daemon thread, because a write to stdout may block forever, and the agent must be able
+        # to end all the same
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 
     def show(self, lines: bytes) -> None:
         """
-        Write `lines`, which are whole lines, as soon as possible. Never blocks. Lines are dropped
-        when the backlog is full; their number is printed when there is room again.
+        Let the thread write `lines`, which are whole lines. Never blocks. If more than `_BACKLOG`
+        bytes wait already, `lines` are dropped. The number of dropped lines is printed when there
+        is room again.
         """
         if self._taken - self._written > _BACKLOG:
             self._left_out += lines.count(b"\n")
@@ -78,8 +83,8 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                # nobody reads the agent's stdout any more: show no more lines there; the logs are
-                # still written
+                # nobody can read the agent's stdout any more: write no more lines to it. The logs
+                # are still written.
                 except OSError as error:
                     log.warning("console_lost", why=error.strerror)
                     readable = False
@@ -102,8 +107,9 @@ class Output:
     @classmethod
     def open(cls, *, record: Path, prefix: str, console: Console) -> tuple["Output", int]:
         """
-        Begin to read from a new pipe. Return the output and the end of the pipe that the process
-        writes to. The caller closes that end. `record` is the path of the log.
+        Open a pipe for the output of a process, and begin to read from it. Return the `Output`
+        object, and the descriptor of the pipe's end to which the process writes. The caller closes
+        that descriptor. `record` is the path of the log.
 
         Raises OSError when `record` cannot be opened.
         """
@@ -122,8 +128,8 @@ class Output:
     @property
     def closed(self) -> bool:
         """
-        Whether all output has been read and all processes that could write have ended, or `finish`
-        was called.
+        True if no more output is read from the pipe: every process that could write to it has
+        ended, or `finish` was called.
         """
         return self._fd < 0
 
@@ -176,7 +182,8 @@ class Output:
         while rest and self._log_fd >= 0:
             try:
                 rest = rest[os.write(self._log_fd, rest) :]
-            # a full disk, for example: stop writing this log, because the job can go on without it
+            # the log cannot be written, for example because the disk is full: stop writing it,
+            # because the job can go on without this log
             except OSError as error:
                 log.warning("log_lost", path=str(self._record), why=error.strerror)
                 with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
 """
 The ranks of a node: their pages and their processes.
 
-A process of a rank is started only when the controller orders it. A process is ended when the
-controller orders its end, or when a newer process of the same rank is ordered. The start and the
-end of a process are reported at once. A repeated order is answered with the same reports again.
+The agent starts a process of a rank only when the controller orders this. The agent ends a process
+when the controller orders its end, or orders a newer process of the same rank. The agent reports
+the start and the end of each process to the controller at once. When the controller repeats an
+order, the agent sends the reports that answered the order again.
 """
 
 import asyncio
@@ -32,20 +33,20 @@ from tft.protocol.messages import Exited, Kill, Pulse, SliceDigest, Spawn, Spawn
 log = structlog.get_logger(__name__)
 
 LAST_WORDS_LIMIT = 0.5
-"""The time in seconds in which a process may write the stacks of its threads before it is killed.
-Writing takes milliseconds even for a hundred threads, unless the machine is busy."""
+"""The time in seconds that a process gets to write the stacks of its threads before it is killed.
+On an idle machine, a process needs only milliseconds for this, even with a hundred threads."""
 
 
 PARTS = 7
-"""In one cycle through all slices of a shard, about this many extra beats are sent with digests if
-steps are short. A beat for each digest would be too many: sending it takes a notable part of a
-short step on a busy node."""
+"""The number of extra beats with digests, about, in one cycle through all slices of a shard. A rank
+posts the digest of one slice in each step. If steps are short, a beat for each digest would take a
+notable part of each step on a busy node."""
 MANY = 24
-"""The number of new digests of one rank for which a beat is sent at once. The page keeps only the
-newest digests."""
+"""The number of new digests of one rank after which an extra beat is sent. The page of a rank keeps
+only the newest digests, so older digests must be sent in time."""
 REPEATED = 3
-"""The number of last beats whose digest counts are remembered. Each digest is repeated in
-`REPEATED` - 1 beats, so one of them may be lost."""
+"""For the last `REPEATED` beats, the agent remembers how many digests were on the page of a rank.
+So it sends each digest in `REPEATED` - 1 beats, and one of these beats may be lost."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class _Process:
     words: int
     """The descriptor of the memory file into which the process writes its stacks."""
     stopped: bool = False
-    """True if the process was in the stopped state (as by SIGSTOP) when its end was ordered."""
+    """True if the process was stopped (as by SIGSTOP) when its end was ordered."""
     asked: bool = False
     """True if the process was asked to write its stacks before its end."""
 
@@ -78,35 +79,37 @@ class _RankState:
     """The newest incarnation that was started on this node, or that was ended before its start."""
     due: Spawn | None = None
     """
-    The order to start a process that was not started yet, or None. The process is started when the
-    store is open, the previous process has ended, and the fork server has sent a forked process or
-    will send none.
+    The order to start a process, as long as the process is not started yet; otherwise None. The
+    start waits until the rendezvous store is open and the rank's previous process has ended. It
+    also waits for a forked process, unless no fork server is starting or running.
     """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
     """The reports on the newest incarnation. They are sent again when an order is repeated."""
     posted: deque[int] = field(default_factory=lambda: deque(maxlen=REPEATED))
-    """How many digests were on the page at each of the last beats."""
+    """How many digests the rank had posted on its page at each of the last beats."""
     sent: tuple[int, int] = (0, 0)
-    """How many digests were on the page at the last beat, and the step of the newest one."""
+    """How many digests the rank had posted on its page at the last beat that had digests, and the
+    step of the newest of these digests."""
     hurried: bool = False
-    """True if the last beat had so many digests that the next ones may be worth an extra beat."""
+    """True if the last beat had so many new digests of this rank that the next digests may be worth
+    an extra beat."""
     last: Pulse | None = None
-    """The last status of a process that has ended. It is sent with the next beat, because it may
-    contain digests that were not sent before."""
+    """The last status of a process that has ended, until it is sent with the next beat. This status
+    may contain digests that were not sent before."""
 
     def repeated(self) -> int:
         """
-        Record how many digests are on the page now. Return how many of the first digests the next
-        beat may leave out, because enough earlier beats contained them.
+        Record how many digests the rank has posted on its page until now. Return how many of the
+        oldest digests the next beat may leave out, because `REPEATED` - 1 beats contained them.
         """
         self.posted.append(self.page.posted())
         return self.posted[0] if len(self.posted) == REPEATED else 0
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests of this rank should be sent in an extra beat. That is so if
-        there are `MANY`, or if they cover one of the `PARTS` of a cycle through the slices.
+        Return whether the new digests of this rank are worth an extra beat. They are if there are
+        at least `MANY`, or if they cover one of `PARTS` equal parts of a cycle through the slices.
         """
         posted = self.page.posted()
         newest = self.page.digests(posted - 1) if posted > self.sent[0] else ()
@@ -114,8 +117,9 @@ class _RankState:
 
     def _worth(self, posted: int, newest: SliceDigest, many: int) -> bool:
         """
-        Return whether the digests since the last beat are worth an extra beat: there are `many`, or
-        they cover one of the `PARTS` of a cycle.
+        Return whether the digests since the last beat are worth an extra beat. They are if there
+        are at least `many`, or if they cover one of `PARTS` equal parts of a cycle through the
+        slices. `posted` is the number of all digests until now; `newest` is the newest digest.
         """
         sent, step = self.sent
         part = max(1, newest.of // PARTS)
@@ -146,8 +150,9 @@ class Ranks:
     """
     All ranks of this node.
 
-    `report` is called with each report on a process; the same report may come twice. `lost` is
-    called with the error when ranks can neither be started nor ended any more.
+    `report` is called with each report on the start or end of a process. The same report may come
+    twice. If another program starts the ranks and this program is lost, ranks can neither be
+    started nor ended any more. `lost` is then called with an error.
     """
 
     def __init__(
@@ -177,16 +182,17 @@ class Ranks:
         self._fork_server = fork_server
         elsewhere = settings.starter
         self.bell: tuple[int, int] | None = None
-        """The reading and the writing end of the pipe with which ranks wake the agent. None if the
-        job has one node, so that no other node can keep the captures."""
+        """The reading and the writing end of the pipe through which ranks wake the agent when they
+        have new captures. None if the job has only one node: then no other node can keep them."""
         if settings.job.nnodes > 1:
             self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
 
     def prepare(self) -> None:
         """
-        Start the fork server, so that it imports the ranks' modules before the first rank is
-        ordered. When another program starts the ranks, begin to listen to that program instead.
+        Start the fork server now, so that it imports the ranks' modules before the controller
+        orders the first rank. If another program starts the ranks, begin to listen to that program
+        instead.
         """
         if self._elsewhere:
             self._elsewhere.open()
@@ -197,8 +203,9 @@ class Ranks:
 
     def spawn(self, order: Spawn) -> None:
         """
-        Start an incarnation of a rank, once. An older process of the rank is killed. The new
-        process starts when the older one has ended and the store is open.
+        Carry out an order to start an incarnation of a rank. If the order is repeated, only the
+        reports are repeated. An older process of the rank is killed. The new process starts when
+        the older process has ended and the rendezvous store is open.
         """
         rank_state = self._rank_state(order.rank)
         if order.incarnation < rank_state.incarnation or self._leaving:
@@ -214,8 +221,9 @@ class Ranks:
 
     def kill(self, order: Kill) -> None:
         """
-        End this incarnation of a rank and any older one. An incarnation that was never started is
-        also reported as killed, and will not be started any more.
+        Carry out an order to end an incarnation of a rank. Older incarnations of the rank are ended
+        too. If the incarnation was never started, it is reported as killed all the same, and is
+        never started.
         """
         rank_state = self._rank_state(order.rank)
         if order.incarnation < rank_state.incarnation:
@@ -243,7 +251,8 @@ class Ranks:
     def pulses(self) -> tuple[Pulse, ...]:
         """
         Return the status of every rank that has a process, as read from the rank's page. The first
-        call after the end of a process returns its last status too.
+        call after the end of a process also returns the last status of that process, unless the
+        rank has a new process already.
         """
         found = []
         for rank_state in self._rank_states.values():
@@ -256,13 +265,14 @@ class Ranks:
 
     def posted(self) -> bool:
         """
-        Return whether ranks of this node have posted digests on their pages.
+        Return whether any rank of this node has posted digests of slices on its page.
         """
         return any(rank_state.page.posted() for rank_state in self._rank_states.values())
 
     def hurried(self) -> bool:
         """
-        Return whether ranks post digests so fast that the next ones may be worth an extra beat.
+        Return whether some rank posts digests so fast that its next digests may be worth an extra
+        beat.
         """
         return any(rank_state.hurried for rank_state in self._rank_states.values())
 
@@ -276,7 +286,8 @@ class Ranks:
 
     def pages(self) -> list[tuple[int, int, Page]]:
         """
-        Return each rank that this node has or had, its newest incarnation here, and its page.
+        Return a tuple for each rank that this node has or had: the rank, the rank's newest
+        incarnation on this node, and the rank's page.
         """
         return [(s.rank, s.incarnation, s.page) for s in self._rank_states.values()]
 
@@ -316,7 +327,7 @@ class Ranks:
 
     def close(self) -> None:
         """
-        Read the last output of the processes, and release the pages.
+        Copy the last output of the processes to their logs, and release the pages of the ranks.
         """
         for output in self._outputs:
             output.finish()
@@ -332,8 +343,9 @@ class Ranks:
 
     def _rank_state(self, rank: int) -> _RankState:
         """
-        Return the state of a rank. Create the state for a rank that is new on this node, in the
-        first slot that no rank with a process or a pending start uses.
+        Return the `_RankState` of a rank. If the rank is new on this node, create the `_RankState`
+        first. A rank of another node gets the first slot (place on the node) that no rank with a
+        process or a pending start uses.
         """
         if rank not in self._rank_states:
             taken = {
@@ -348,7 +360,9 @@ class Ranks:
 
     def start_due(self) -> None:
         """
-        Start the processes that are due and have everything that they need, such as an open store.
+        Start the processes that the controller has ordered and that were not started yet. Without
+        an open rendezvous store, none is started. Processes that need a forked process wait until
+        one arrives.
         """
         if self._store is None:
             return
@@ -364,7 +378,8 @@ class Ranks:
 
     def prepare_next(self) -> None:
         """
-        Have a process forked for the next lost rank of this node, if all ranks of the node train.
+        If all ranks of this node train, ask the fork server for a forked process that can replace
+        the next lost rank.
         """
         states = self._rank_states.values()
         there = [rank_state for rank_state in states if rank_state.process is not None]
@@ -427,7 +442,8 @@ class Ranks:
         forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still says that the previous process trains: the new one does not train yet
+        # the page still says that the rank trains, because the previous process has written this;
+        # the new process does not train yet
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -496,8 +512,9 @@ class Ranks:
         words: int,
     ) -> Distant:
         """
-        Start a process of a rank through the remote starter. The process inherits no descriptors
-        from the agent, so it gets the paths of the agent's descriptors (/proc/PID/fd/N) instead.
+        Let the start program, which starts the ranks of this node, start a process of a rank. The
+        process inherits no file descriptors from the agent. So its environment names the paths of
+        the agent's descriptors (/proc/PID/fd/N) instead.
         """
         here = f"/proc/{os.getpid()}/fd"
         paths = descriptor_variables(
@@ -521,7 +538,7 @@ class Ranks:
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:
-            return  # the process is writing its stacks already, and a timer will kill it
+            return  # the process is already writing the stacks of its threads, and a timer kills it
         process.stopped = process.stopped or process.child.stopped()
         if not last_words:
             process.child.end()
@@ -596,14 +613,14 @@ class Ranks:
 
 def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
     """
-    Start a process of a rank without the fork server, so that it imports all modules itself.
+    Start a process of a rank without the fork server. The process then imports all modules itself.
 
     Raises OSError when the process cannot be started.
     """
     return Child.start(
         [
             sys.executable,
-            "-P",  # -P: modules in the working directory must not hide modules of tft
+            "-P",  # no imports from the working directory: its modules could hide modules of tft
             *("-m", "tft.worker.launch", *task.arguments),
         ],
         environment=task.environment,
@@ -614,5 +631,6 @@ def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
 
 
 def _read(fd: int) -> str:
-    # pread, because the process that wrote the file shares the file offset
+    # `pread` with offset 0, because the process that wrote the file has moved the file offset,
+    # which it shares with this descriptor
     return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")

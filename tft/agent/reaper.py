@@ -1,15 +1,15 @@
 """
 The reaper: a process that kills the remaining processes of a node when its agent has died.
 
-The agent starts it as `python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end
-only the agent holds. When the agent ends, in whatever way, the kernel closes that end. The reaper
-then kills every process that was started with TFT_REAPER=MARKER in its environment, until none is
-left, and ends.
+The agent starts the reaper as `python -m tft.agent.reaper MARKER`. The stdin of the reaper is a
+pipe whose other end only the agent holds. When the agent ends, in whatever way, the kernel closes
+the agent's end. The reaper then kills every process that was started with TFT_REAPER=MARKER in its
+environment. When no such process is left, the reaper ends.
 
 Ranks die with their agent by themselves (`tft.parent_death`). The reaper is for processes that the
-ranks have started: these inherit the environment through `setsid` and any number of forks, while
-their parents and sessions change. A process that was started with a cleared environment is not
-found.
+ranks have started. Such processes inherit the environment, even through several forks and `setsid`,
+while their parent and their session may change. A process that was started with a cleared
+environment is not found.
 
 The reaper imports as few modules as possible, so that it is ready before the first rank runs.
 """
@@ -22,18 +22,18 @@ import sys
 from collections.abc import Iterator
 
 VARIABLE = "TFT_REAPER"
-"""The environment variable by which the reaper recognises the store, the ranks, and all processes
-that they start."""
+"""The environment variable by which the reaper recognises the rendezvous store, the ranks, and all
+processes that store and ranks start."""
 
 _QUIET_ROUNDS = 2
 """
 The number of searches in a row that must find no process before the reaper ends. One search can
-miss a process: its parent may fork it after the list of processes was read, and end before the
-search reaches the parent.
+miss a new process: a parent may fork it after the search has listed all pids, and the parent may
+end before the search looks at the parent.
 """
 _ROUND_MS = 50
-"""The time in milliseconds that the reaper waits for a process that it has killed to end, before it
-searches for processes again."""
+"""The time in milliseconds that the reaper waits, at most, until a killed process has ended. Then
+the reaper searches for processes again."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1):
-        pass  # nothing is ever written to the pipe: read returns when the agent's end is closed
+        pass  # nothing is ever written to the pipe: `read` returns when the agent has ended
     mark = f"{VARIABLE}={sys.argv[1]}".encode()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
@@ -71,7 +71,8 @@ def _bears(pid: int, mark: bytes) -> bool:
 
 def _end(mark: bytes) -> bool:
     """
-    Kill all processes with `mark` that run now. Return whether any was found.
+    Kill all running processes that have `mark` (NAME=value) in their environment. Return whether
+    any such process was found.
     """
     with contextlib.ExitStack() as opened:
         dying = select.poll()

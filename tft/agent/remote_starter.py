@@ -1,7 +1,7 @@
 """
 The agent's side of the protocol in `tft.spi.launcher`. The protocol is for ranks whose processes
-are started, killed and reaped by another program than the agent: the start program. The start
-program reports the end of a process as soon as the kernel reports that end.
+the agent does not start itself. Another program, here called the start program, starts, kills and
+reaps these processes for the agent. It tells the agent at once when a process has ended.
 """
 
 import asyncio
@@ -22,12 +22,13 @@ from tft.stopped import is_stopped
 log = structlog.get_logger(__name__)
 
 NOT_STARTED = 127
-"""The exit status reported for a process that could not be started, as in a shell."""
+"""The exit status that is reported for a process that could not be started. Shells use the same
+number."""
 
 
 class Distant:
     """
-    One process of a rank. The agent has asked the start program to start the process.
+    One process of a rank that the start program starts, and not the agent itself.
     """
 
     def __init__(
@@ -61,9 +62,8 @@ class Distant:
 
     def end(self) -> None:
         """
-        Ask the start program to kill the process and its process group. If the process is not
-        started yet, the start program kills the process after the start, because that program
-        handles requests in order.
+        Ask the start program to kill the process and its process group. The start program handles
+        requests in order. So a process that is not started yet is first started and then killed.
         """
         if self.code is None:
             self._starter.ask("kill", self)
@@ -77,8 +77,9 @@ class Distant:
 
 class Elsewhere:
     """
-    The agent's socket to the start program, which starts the ranks of this node. `lost` is called
-    with an error when the start program has closed its end of the socket.
+    The connection of the agent to the start program, which starts the ranks of this node.
+    `descriptor` is the agent's end of a socket. `lost` is called with an error when the start
+    program has closed its own end of the socket, or has ended.
     """
 
     def __init__(self, descriptor: int, *, lost: Callable[[Exception], None]) -> None:
@@ -87,14 +88,15 @@ class Elsewhere:
         self._asked = 0
         self._processes: dict[int, Distant] = {}
         self._unsent: deque[tuple[Ask, int | None]] = deque()
-        """The requests that the socket had no room for, in order. Each request to start a process
-        comes with the descriptor of a file that holds the environment of that process."""
+        """The requests that wait to be sent, in order, because the socket has no room. Each request
+        to start a process has the descriptor of a file that contains the environment of that
+        process. Other requests have None."""
 
     def open(self) -> None:
         """
         Begin to listen to the start program.
         """
-        self._channel.setblocking(False)  # a busy program must not block the agent
+        self._channel.setblocking(False)  # a busy start program must not block the agent
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
     def close(self) -> None:
@@ -115,9 +117,10 @@ class Elsewhere:
         ended: Callable[[Distant], None],
     ) -> Distant:
         """
-        Ask the start program to start a process. `began` is called when the process has
-        started. `ended` is called when the process has ended. The `code` of the process is
-        `NOT_STARTED` if it could not start.
+        Ask the start program to start a process of the rank in slot `local_rank`. `began` is called
+        when the process has started. `ended` is called when the process has ended or could not be
+        started. If it could not be started, the attribute `code` of the returned object is then
+        `NOT_STARTED`.
 
         Raises OSError when the request cannot be sent, for example because the start program has
         ended.
@@ -137,15 +140,14 @@ class Elsewhere:
         ask = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
         self._unsent.append((ask, None))
         with contextlib.suppress(OSError):
-            # If the program that started the rank has ended, the request is lost. The reaper will
-            # then kill the rank's process, after this agent has ended.
+            # If the start program has ended, the request is lost. The agent then ends too (`_hear`
+            # calls `lost`), and its reaper kills the rank's process.
             self._send()
 
     def _send(self) -> None:
         """
-        Send the waiting requests in order, as far as the socket has room. The remaining requests
-        are sent when the start program has read some. Raises OSError when the start program has
-        ended.
+        Send the waiting requests in order, until the socket is full. The remaining requests are
+        sent when the socket has room again. Raises OSError when the start program has ended.
         """
         if self._channel.fileno() == -1:
             return  # the socket is closed, because this agent is ending
@@ -166,7 +168,7 @@ class Elsewhere:
         loop.remove_writer(self._channel)
 
     def _send_more(self) -> None:
-        with contextlib.suppress(OSError):  # `_hear` will notice that the program has ended
+        with contextlib.suppress(OSError):  # `_hear` will notice that the start program has ended
             self._send()
 
     def _drop_unsent(self) -> None:

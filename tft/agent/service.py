@@ -1,7 +1,7 @@
 """
 The agent of a node. The agent carries out the controller's orders, reports the start and the end of
-the ranks' processes, and sends the status of the ranks as heartbeats (`Beat`). It decides nothing
-itself: the controller decides what is done about a lost rank.
+the ranks' processes, and sends the status of the ranks as heartbeats (`Beat`). The agent decides
+nothing itself: the controller decides what is done about a lost rank.
 """
 
 import asyncio
@@ -53,24 +53,24 @@ __all__ = ["AgentSettings", "main"]
 log = structlog.get_logger(__name__)
 
 BEAT = 0.1
-"""The time in seconds between two heartbeats. At the same interval, unacknowledged reports are sent
-again, and the steps of the ranks are read for plugins that observe progress."""
+"""The time in seconds between two heartbeats. At the same interval, the agent sends unacknowledged
+reports again, and tells plugins that observe progress which step the ranks have completed."""
 DIGESTS = 0.02
-"""Seconds between two checks for new digests of slices on the pages of the ranks, while ranks post
-them fast."""
+"""The time in seconds between two checks whether the pages of the ranks have new digests of slices.
+This time holds while ranks post digests fast; otherwise the agent checks every `BEAT` seconds."""
 SETTLING = 1.0
-"""The time in seconds that the agent waits at its end until the controller has acknowledged the
-last reports. The controller can handle many reports in this time."""
+"""The time in seconds that the agent waits at its end, at most, until the controller has
+acknowledged the last reports of the agent."""
 CLEANING = 2.0
-"""The time in seconds that the agent waits until killed processes have ended. The reaper continues
-after that."""
+"""The time in seconds that the agent waits, at most, until killed processes have ended. Processes
+that are still left then are left to the reaper, which outlives the agent."""
 
 
 def main(settings: AgentSettings) -> int:
     """
-    Run the agent of a node until the job ends on the node, and return the exit status: 0 after
-    an `EndNode` order, 128 + the signal number after SIGTERM or SIGINT. When the function returns,
-    no process that the agent started is left.
+    Run the agent of a node until the job ends on the node, and return the exit status. The status
+    is 0 if the controller has ordered the end (`EndNode`), and 128 + the signal number after
+    SIGTERM or SIGINT. All processes that the agent has started are ended before.
 
     Raises `UsageError` when the job cannot run on this node with its settings. Raises `PeerError`
     when another program starts the ranks and that program has gone.
@@ -93,7 +93,7 @@ async def _serve(settings: AgentSettings) -> int:
 
 class Agent:
     """
-    The agent of one node. It runs on one asyncio loop.
+    The agent of one node. All methods run on one asyncio loop.
     """
 
     def __init__(self, settings: AgentSettings, bus: Bus, sender: str) -> None:
@@ -105,8 +105,8 @@ class Agent:
         self._outbox = Outbox()
         self._settled = asyncio.Event()
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
-        """The exit status, and the seconds in which the ranks may end by themselves. The agent
-        starts to clean up when this future has a result or an exception."""
+        """The result is the exit status of the agent, and the time in seconds in which the ranks
+        may end by themselves. The agent ends when this future has a result or an exception."""
         self._console = Console()
         marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
         self._reaper = ReaperSidecar(settings, marker=marker)
@@ -142,7 +142,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGCHLD, look_at_children)
-        # forked processes of ranks must become children of the agent, which reaps them
+        # the processes that the fork server forks must become children of the agent, which reaps
+        # them
         adopt_orphans()
         self._reaper.start()
         self._ranks.prepare()
@@ -174,7 +175,8 @@ class Agent:
                 case Heard(envelope=envelope):
                     self._hear(envelope.message)
                 case Present():
-                    # the new participant may be a controller that has not got the reports yet
+                    # the process that has just connected to the bus may be a new controller, which
+                    # has not got the unacknowledged reports yet
                     self._repeat()
                 case Malformed(why=why):
                     log.warning("malformed_message", why=why)
@@ -191,11 +193,11 @@ class Agent:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case Freeze() if self._ranks.posted():
-                # send the newest digests at once: the controller must know whether copies differ
-                # before it decides about the incident
+                # send the newest digests of the ranks at once: the controller must know whether
+                # copies of a shard differ before it decides about the incident
                 self._bus.publish(BEATS, self._status())
             case _:
-                pass  # a message to other receivers, or an order of a former leader
+                pass  # a message to other processes, or an order of an earlier controller
 
     def _carry_out(self, order: Lead | Spawn | Kill | Recall | EndNode) -> None:
         match order:
@@ -232,8 +234,9 @@ class Agent:
 
     def _recall(self, order: Recall) -> None:
         """
-        Report the rank-local state that this node keeps for the ranks of a lost node. Leave out
-        ranks for which an earlier report is not acknowledged yet.
+        Answer an order for the rank-local state that this node keeps for the ranks of a lost node:
+        send one report for each rank. Leave out a rank if an earlier report about it is not
+        acknowledged yet, because that report is sent again anyway.
         """
         waiting = {
             (report.lost, report.rank)
@@ -245,7 +248,7 @@ class Agent:
                 self._report(report)
 
     def _start_due(self) -> None:
-        self._store.start_due()  # start the store before the ranks, which need it
+        self._store.start_due()  # start the rendezvous store first, because the ranks need it
         self._ranks.start_due()
 
     def _store_opened(self, port: int) -> None:
@@ -266,7 +269,8 @@ class Agent:
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
         if isinstance(report, Exited):
-            # the controller must have the last digests of the process before it handles the loss
+            # send the last digests of the ended process first: the controller needs them before it
+            # handles the loss of the rank
             self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()
@@ -283,8 +287,9 @@ class Agent:
 
     async def _beat_on_digests(self) -> None:
         """
-        Send an extra beat soon after the ranks have posted digests of slices. The sooner copies are
-        compared, the fewer steps are lost if they differ.
+        Send an extra beat soon after the ranks have posted digests of slices. With these digests
+        the controller compares the copies of shards. The sooner it finds copies that differ, the
+        fewer steps are lost.
         """
         while True:
             await asyncio.sleep(DIGESTS if self._ranks.hurried() else BEAT)
@@ -314,16 +319,18 @@ class Agent:
             self._leave.set_exception(error)
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # asyncio would only log the error, and the end of a rank might never be reported
+        # asyncio itself would only log an error in a callback, and the agent might then never
+        # report the end of a rank
         error = context.get("exception")
         log.error("callback_failed", what=context["message"], exc_info=error)
         self._fail(error if isinstance(error, Exception) else InternalError(context["message"]))
 
     async def _clean_up(self) -> None:
         """
-        End the ranks, the store and all processes that they started, and write the last output.
+        End the ranks, the rendezvous store, and all processes that ranks and store have started.
+        Then write the last output of the ranks.
 
-        The ranks first get the grace seconds to end by themselves, then they are killed.
+        The ranks first get a time (`grace`) to end by themselves. Ranks that still run are killed.
         """
         failed = self._leave.exception() is not None
         code, grace = (1, 0.0) if failed else self._leave.result()
@@ -342,8 +349,8 @@ class Agent:
 
 class _Progress:
     """
-    Calls the plugin hook `tft_progressed` when the highest completed step of this node's ranks
-    increases.
+    Calls the plugin hook `tft_progressed` whenever the ranks of this node have completed a new
+    highest step.
     """
 
     def __init__(
@@ -369,8 +376,8 @@ class _Progress:
 
 async def _within(seconds: float, fact: Coroutine[None, None, object]) -> None:
     """
-    Wait for the coroutine `fact`, at most `seconds`. Returns without an error when the time is
-    over.
+    Wait until the coroutine `fact` has finished, for `seconds` at most. If the time is over,
+    cancel `fact` and return without an error.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -17,7 +17,8 @@ class Placed:
     """
 
     local_rank: int
-    """The number of the rank on its machine. A script chooses its device by this number."""
+    """The number of the rank on its machine, from 0. A training script uses this number to choose
+    its device, such as a GPU."""
     local_world: int
     """The number of ranks on the machine."""
     machine: int
@@ -26,7 +27,7 @@ class Placed:
     @classmethod
     def read(cls, words: tuple[int, int, int]) -> Self:
         """
-        Return the place that the values of the option `--placed` describe.
+        Return the place that the three values of the command-line option `--placed` describe.
         """
         local_rank, local_world, machine = words
         return cls(local_rank=local_rank, local_world=local_world, machine=machine)
@@ -48,13 +49,13 @@ class StartedElsewhere:
     """The inherited file descriptor of a socket. The program that starts the ranks has the other
     end."""
     mark: str
-    """The value of TFT_REAPER, an environment variable of the helper processes of the program that
-    starts the ranks. When the agent has ended, the reaper kills all processes with this value."""
+    """The value of the environment variable TFT_REAPER in the processes that the other program
+    starts. When the agent has ended, the reaper kills all processes that have this value."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
         """
-        Return the settings that the values of the option `--starter` describe.
+        Return the settings that the two values of the command-line option `--starter` describe.
         """
         descriptor, mark = words
         return cls(descriptor=descriptor, mark=mark)
@@ -87,8 +88,8 @@ class AgentSettings:
     module: bool = False
     """True if `script` is a module, to be run as with `python -m`."""
     placed: Placed | None = None
-    """The place that another launcher (such as torchrun) has given to the only rank of this node.
-    None if the agent numbers its ranks itself."""
+    """The local rank, local world size and machine number that another launcher (such as torchrun)
+    has given to the only rank of this node. None if the agent numbers its ranks itself."""
     starter: StartedElsewhere | None = None
     """The other program that starts the processes of the ranks, or None if the agent starts
     them."""
@@ -109,14 +110,16 @@ class AgentSettings:
     @property
     def command(self) -> tuple[str, ...]:
         """
-        The arguments of `tft.worker.launch`: the script or module, and its arguments.
+        The arguments for the program `tft.worker.launch`, which runs the user's script in a rank:
+        the script or module, and its arguments.
         """
         started = ("-m", self.script) if self.module else (self.script,)
         return (*started, *self.arguments)
 
     def place(self, slot: int) -> Placed:
         """
-        Return the place of the rank in slot `slot` of the node, as the rank's script sees it.
+        Return the local rank, local world size and machine number that the script of a rank sees.
+        `slot` is the number of the rank's place on this node, from 0.
         """
         if self.placed is not None:
             return self.placed
@@ -125,19 +128,20 @@ class AgentSettings:
 
 def child_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
-    Return the environment for processes that must end with the agent. The environment carries the
-    reaper's mark and the parent-death tie to the agent.
+    Return the environment for processes that must end with the agent. It contains `marker`, by
+    which the reaper finds the processes. It also contains variables that make the kernel kill the
+    process when the agent dies (`tft.parent_death`).
     """
     return settings.environment | {VARIABLE: marker} | parent_death_tie()
 
 
 def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
-    Return the environment that all ranks have in common. The fork server has this environment too,
-    because libraries read it while they are imported.
+    Return the environment variables that are the same for all ranks. The fork server gets them too,
+    because some libraries read them only while they are imported.
     """
-    # one thread per rank by default, because the ranks of a node share its cores; a program that
-    # starts the ranks itself must also set the number of threads
+    # one OpenMP thread per rank by default, because the ranks of a node share its cores. Another
+    # program that starts the ranks must choose the number of threads itself.
     threads = {} if settings.starter else {"OMP_NUM_THREADS": "1"}
     return {
         **threads,
@@ -156,11 +160,12 @@ class RankStart:
     incarnation: int
     successor: bool
     slot: int
-    """The number of the rank's place on the node."""
+    """The number of the rank's place on the node, from 0."""
     page: int
     """The inherited file descriptor of the page (the shared memory of the rank)."""
     words: int
-    """The inherited file descriptor of the file for the stacks of the process's threads."""
+    """The inherited file descriptor of a memory file. Before its end, the process writes the stacks
+    of its threads into this file."""
     store: tuple[str, int]
     """The address (host, port) of the rendezvous store."""
     bell: int | None = None
@@ -211,8 +216,8 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         "GROUP_RANK": str(place.machine),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # with this variable, init_process_group joins the agent's store; without it, rank 0 would
-        # open another one
+        # With this variable, `init_process_group` connects to the rendezvous store that the agent
+        # has opened. Without the variable, rank 0 would open another store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": job.job,
         "TORCHELASTIC_RESTART_COUNT": "0",

@@ -1,6 +1,6 @@
 """
-The two helper processes of an agent: the reaper and the rendezvous store. When one
-of these two processes ends, the agent starts it again.
+The two helper processes of an agent: the reaper and the rendezvous store. The agent restarts each
+of these two processes whenever that process ends.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from tft.forked_task import ForkedTask
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""The time in seconds before a helper process is started again. The pause keeps a process that ends
-at once from using up the machine."""
+"""The time in seconds before the reaper or the rendezvous store is started again. Without this
+pause, a process that always ends at once would keep the CPU busy."""
 _ATTEMPTS = 3
-"""How many store processes in a row may end before they have opened. After that, the
-agent gives up, because another store would fail too."""
+"""The number of rendezvous stores in a row that may end before they have opened a port. Then the
+agent gives up, because another store would probably fail too."""
 
 
 class ReaperSidecar:
     """
-    The agent's side of `tft.agent.reaper`. It keeps the pipe open by which the reaper notices the
-    end of the agent.
+    Starts and restarts the reaper (`tft.agent.reaper`). This object holds one end of a pipe open.
+    When the agent ends, the kernel closes this end, and so the reaper notices the end of the agent.
     """
 
     def __init__(self, settings: AgentSettings, *, marker: str) -> None:
@@ -43,7 +43,7 @@ class ReaperSidecar:
 
     def start(self) -> None:
         """
-        Start the reaper. It is started again whenever it ends.
+        Start the reaper. Whenever the reaper ends, it is started again, until `dismiss` is called.
         """
         if self._dismissed:
             return
@@ -61,7 +61,7 @@ class ReaperSidecar:
     async def dismiss(self) -> None:
         """
         Close the pipe, so that the reaper acts as if the agent had ended. Wait until the reaper has
-        killed all processes with its mark and has ended.
+        killed all processes whose environment has the agent's marker, and has ended itself.
         """
         self._dismissed = True
         if self._child is not None and self._child.code is None:
@@ -77,11 +77,12 @@ class ReaperSidecar:
 
 class StoreSidecar:
     """
-    The agent's side of the rendezvous store (`tft.worker.store`). The fork server forks the store's
-    process if possible, because a store that must import its framework first takes seconds to open.
+    Starts and restarts the rendezvous store (`tft.worker.store`). If possible, the store is a
+    process that the fork server has forked. Such a process has imported PyTorch (or another
+    framework) already, which otherwise takes seconds.
 
-    `opened` is called with the port whenever a store has opened. `lost` is called when an open
-    store has ended. `failed` is called with the error when no store can be opened.
+    `opened` is called with the port of the store whenever a store has opened. `lost` is called when
+    an open store has ended. `failed` is called with an error when no store can be opened.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """True if the agent must start a store as soon as the fork server has sent a forked process
-        or will send none."""
+        """True if a store must be started, but its start still waits for a forked process. It does
+        not wait if no fork server is starting or running."""
         self._opened = opened
         self._lost = lost
         self._failed = failed
@@ -112,7 +113,7 @@ class StoreSidecar:
 
     def start(self) -> None:
         """
-        Start the store. It is started again whenever it ends.
+        Start the store. Whenever the store ends, it is started again, until `stop` is called.
         """
         if self._dismissed:
             return
@@ -121,8 +122,8 @@ class StoreSidecar:
 
     def start_due(self) -> None:
         """
-        Start the store if one must be started, and if the fork server has sent a forked process or
-        will send none.
+        Start the store if its start is due and need not wait. It waits for a forked process as long
+        as a fork server is starting or running.
         """
         if not self._due or self._dismissed:
             return
@@ -161,7 +162,7 @@ class StoreSidecar:
 
     async def stop(self) -> None:
         """
-        End the store for good.
+        Kill the store and wait for its end. The store is not started again.
         """
         self._dismissed = True
         if self._child is not None:
@@ -171,7 +172,7 @@ class StoreSidecar:
     def _read_port(self) -> None:
         told = os.read(self._reading, 16)
         self._close()
-        if told:  # nothing comes if the store ended before it opened
+        if told:  # empty if the store ended before it had opened its port
             self._port = int(told)
             self._failures = 0
             log.info("store_opened", port=self._port)
@@ -184,7 +185,7 @@ class StoreSidecar:
             self._reading = -1
 
     def _ended(self, child: Child) -> None:
-        self._close()  # stop waiting for the port of this store, which will not come any more
+        self._close()  # stop waiting for the port number of this store: it cannot come any more
         if self._dismissed:
             return
         log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)

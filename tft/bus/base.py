@@ -1,15 +1,16 @@
 """
-The contract of a bus, and the code that the two buses share (ZeroMQ, and in memory).
+The interface of a bus, and the code that the two buses share (the ZeroMQ bus and the memory bus).
 
-The shared code (`Participant`) turns received frames and subscription notices into arrivals:
-`Heard`, `Present`, `Gone`, `Malformed` and `NotLetIn`.
+A participant is a process that is connected to the bus. The shared class `Participant` turns the
+frames and subscription notices that it receives into arrivals. An arrival is an object of one of
+the classes `Heard`, `Present`, `Gone`, `Malformed` and `NotLetIn`.
 
 A bus does not guarantee delivery. The broker forwards a message only to the participants that are
 subscribed at that moment. If no participant is subscribed, the message is lost. So the sender of a
 message that must arrive repeats the message (`tft.core.link.delivery`).
 
-A bus promises three things. It never blocks a sender. The messages of one sender arrive in order.
-The bus reports at once which participant connects or leaves.
+A bus promises three things. A sender is never blocked. The messages of one sender arrive in order.
+When a participant connects or leaves, the other participants are told at once.
 """
 
 import asyncio
@@ -74,7 +75,8 @@ class NotLetIn:
     An arrival: the broker has refused this participant, or another program listens at the broker's
     address.
 
-    This process keeps trying to connect. Each reason is reported once until a connection succeeds.
+    This process keeps trying to connect. The same reason is reported only once, until a connection
+    succeeds.
     """
 
     why: str
@@ -95,8 +97,9 @@ class Bus(Protocol):
         """
         Send a message to the participants that are subscribed to `topic` now.
 
-        Never blocks. If no broker or no subscriber is connected, the message is dropped. `number`
-        is the sender's number of a report; for every other message `number` is 0.
+        Never blocks. If no broker or no subscriber is connected, the message is dropped. If the
+        message is a report, `number` is the number that the sender has given to the report. For
+        other messages `number` is 0.
         """
 
     async def receive(self) -> Arrival:
@@ -111,9 +114,10 @@ class Bus(Protocol):
         """
         Wait until some participant is subscribed to `topic`.
 
-        Every message that is published after this call returns reaches that participant. With
-        `topics.presence(sender)` as the topic, the call waits until `sender` is connected. `sender`
-        may be this participant itself.
+        A message that is published on `topic` after this call returns reaches that participant.
+        Every participant subscribes to a presence topic of its own, `topics.presence(sender)`. With
+        this topic, the call waits until the participant `sender` is connected. `sender` may be this
+        participant itself.
         """
 
 
@@ -124,9 +128,9 @@ class Participant:
     `send` is the transport's function that sends a frame on a topic. The transport calls the
     methods below with incoming frames and notices.
 
-    The queue of arrivals has no size limit. A limit would force the transport to stop reading, and
-    the broker would treat a participant that does not read as dead. So a slow consumer only uses
-    more memory in its own process.
+    The queue of arrivals has no size limit. With a limit, a participant that handles arrivals
+    slowly would have to stop reading, and the broker would treat it as dead. Without a limit, such
+    a participant only uses more memory in its own process.
     """
 
     def __init__(self, *, job: str, sender: str, send: Callable[[bytes, bytes], None]) -> None:
@@ -196,11 +200,11 @@ class Participant:
 
     def subscribed(self, topic: bytes) -> None:
         """
-        Record that `topic` now has a subscriber. The transport calls this for the first
+        Record that `topic` now has a subscriber. The transport calls this method for the first
         subscription to a topic.
 
-        Wakes the callers of `listened`. For the presence topic of another participant, adds a
-        `Present` arrival.
+        Wakes the callers of `listened`. If `topic` is the presence topic of another participant,
+        that participant has connected: adds a `Present` arrival.
         """
         event = self._listened[topic]
         if not event.is_set():
@@ -212,22 +216,22 @@ class Participant:
         """
         Record that `topic` has no subscriber any more.
 
-        For the presence topic of another participant, adds a `Gone` arrival.
+        If `topic` is the presence topic of another participant, that participant has left: adds a
+        `Gone` arrival.
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # without this, the dict would grow: every process that connects has its own presence
-            # topic
+            # remove the topic, or the dict would grow without limit: every process that connects
+            # has a presence topic of its own
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))
 
     def _other(self, topic: bytes) -> str | None:
         """
-        Return the sender whose presence topic `topic` is.
+        Return the name of the participant whose presence topic is `topic`.
 
-        Returns None if `topic` is not a presence topic, or is the presence topic of this
-        participant.
+        Returns None if `topic` is no presence topic, or is the presence topic of this participant.
         """
         if not topic.startswith(_PRESENCE):
             return None

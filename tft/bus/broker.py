@@ -1,9 +1,10 @@
 """
 The broker of the bus: a process that forwards the messages of a job's processes.
 
-Participants publish messages at port PORT. The broker sends each message to the subscribers of its
-topic, which are connected at PORT + 1. The broker stores only the subscriptions. After a restart of
-the broker, the participants reconnect and subscribe again without help.
+Participants (processes that are connected to the bus) send their messages to port PORT. The broker
+forwards each message to the participants that are subscribed to the message's topic. They receive
+it from port PORT + 1. The broker stores no messages, only subscriptions. After a restart of the
+broker, the participants connect and subscribe again by themselves.
 """
 
 import ipaddress
@@ -42,13 +43,14 @@ def main(
     Run the broker at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT arrives.
 
     Call this function on the main thread. With `port` 0, the broker picks a free pair of ports.
-    `opened` is called with the first port when both ports accept connections. With the directory
-    `curve`, the broker accepts only participants that have the keys in that directory, and all
-    bytes are encrypted.
+    `opened` is called with the first port when both ports accept connections. `curve` is a
+    directory with keys. If it is given, the broker accepts only participants that have these keys,
+    and all bytes are encrypted.
 
     Raises `AddressTaken` when a port is in use. Raises `UsageError` when `host` is not an address
-    of this machine, or is not loopback although neither `insecure` nor `curve` is given. Raises
-    `UsageError` also when the keys cannot be used, or when the process may open too few files.
+    of this machine. Without `insecure` and `curve`, also raises `UsageError` when `host` is not a
+    loopback address. Also raises `UsageError` when the keys cannot be used, or when the process may
+    open too few files.
     """
     keys = None if curve is None else read_keys(curve, broker=True)
     _refuse_open_door(host, allowed=insecure or keys is not None)
@@ -110,15 +112,16 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
     """
     Bind `publishers` to a port and `subscribers` to the next port. Return the first port.
 
-    With `port` 0, tries the ports of `unused_ports`. Raises `AddressTaken` when the ports are in
-    use.
+    With `port` 0, tries the ports that `unused_ports` returns. Raises `AddressTaken` when the ports
+    are in use.
     """
     for candidate in [port] if port else unused_ports():
         try:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            # release the first port; `unbind` raises if this port was the one in use
+            # release the first port for the next try; `unbind` raises an error if not the second
+            # but the first port was in use
             with suppress(zmq.ZMQError):
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:
@@ -147,9 +150,10 @@ def unused_ports() -> list[int]:
     The ports lie outside the range from which the kernel picks ports for outgoing connections. If
     no port lies outside that range, the function picks from all ports from 10000.
 
-    Reason: while a broker is restarted, its peers try to connect to its port many times a second.
-    If the kernel picked the same port for a peer's own end, the peer would connect to itself. The
-    broker would then find its port in use.
+    Reason: while a broker is restarted, the participants on its machine try to connect to its port
+    many times a second. The kernel could pick the same port for a participant's own end of the
+    connection. The participant would then connect to itself, and the broker would find its port in
+    use.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10_000, 65_535) if port + 1 < low or port > high]
@@ -163,11 +167,12 @@ def unused_ports() -> list[int]:
 @contextmanager
 def _ended_by_signal(context: zmq.Context[Socket]) -> Iterator[None]:
     """
-    Terminate the ZeroMQ context at SIGTERM or SIGINT, which also ends the proxy in that context.
+    Terminate the ZeroMQ context at SIGTERM or SIGINT. This also ends `zmq.proxy`, the endless
+    forwarding loop of the broker.
 
-    A thread waits for the signals, because a Python signal handler would not work. A signal may
-    arrive while the proxy is not waiting in the kernel. Python then runs the handler only after the
-    proxy returns, and the proxy never returns.
+    A thread waits for the signals, because a Python signal handler would not work: if a signal
+    arrives while `zmq.proxy` runs C code, Python calls the handler only after `zmq.proxy` returns.
+    But `zmq.proxy` does not return by itself.
     """
 
     def wait() -> None:

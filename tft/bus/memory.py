@@ -1,7 +1,7 @@
 """
 A bus within one process, for tests and simulations.
 
-The bus has the same contract as the ZeroMQ bus and carries the same bytes, but uses no sockets.
+This bus behaves like the ZeroMQ bus and carries the same bytes, but uses no sockets.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class MemoryBroker:
 
     def post(self, topic: bytes, frame: bytes) -> None:
         """
-        Deliver a frame to all subscribers of `topic`.
+        Deliver a frame (an encoded message) to all participants that are subscribed to `topic`.
 
         Like the ZeroMQ broker, this broker does not decode the frame.
         """
@@ -57,7 +57,7 @@ class MemoryBroker:
 
     def _subscribe(self, topic: bytes) -> None:
         self._subscriptions[topic] += 1
-        # like an XPUB socket, report only the first subscription to a topic
+        # like the XPUB socket of the ZeroMQ broker, report only the first subscription to a topic
         if self._subscriptions[topic] == 1:
             for participant in self._participants:
                 participant.subscribed(topic)

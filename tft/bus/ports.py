@@ -22,8 +22,8 @@ def check_free(host: str, port: int) -> None:
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # the broker's sockets have this option too: a port whose old connections are in
-            # TIME_WAIT then counts as free
+            # with this option, a port whose old connections are in TIME_WAIT counts as free; the
+            # sockets of the broker have the option too
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))
@@ -42,8 +42,8 @@ def free_address(host: str) -> str:
     """
     Return an address HOST:PORT at which a broker can listen now.
 
-    The port is chosen so that the broker can listen there again after a restart (see
-    `unused_ports`).
+    The kernel does not use the chosen port for outgoing connections. So a restarted broker can
+    listen there again (see `unused_ports`).
 
     Raises `AddressTaken` when no two neighbouring ports are free. Raises `UsageError` when `host`
     is not an address of this machine.
@@ -61,13 +61,13 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     """
     Return the IP address of node 0: the result of resolving `address` on this machine.
 
-    `named` is the name of the environment variable that contains `address`; error messages show it.
-    `trusted` is True if other machines may reach the job's ports, because the bus is encrypted or
-    the network is trusted.
+    `named` is the name of the environment variable that contains `address`. Error messages show
+    this name. `trusted` is True if other machines may reach the job's ports, because the bus is
+    encrypted or the network is trusted.
 
-    Raises `UsageError` in three cases. `address` cannot be resolved. `address` resolves to
-    loopback, which other machines cannot use. The result is not loopback although `trusted` is
-    False.
+    Raises `UsageError` in three cases. First: `address` cannot be resolved. Second: `address` is
+    no loopback address or `localhost`, but resolves to a loopback address, which other machines
+    cannot use. Third: the result is no loopback address although `trusted` is False.
     """
     try:
         host = socket.gethostbyname(address)
@@ -95,15 +95,15 @@ def may_be_reached(options: Sequence[str]) -> bool:
     """
     Return whether these options of `tft run` allow other machines to reach the job's ports.
 
-    The options `--insecure` and `--curve` allow this. The function does not check the keys of
-    `--curve`: `tft run` checks them.
+    The options `--insecure` and `--curve` allow this. This function does not check the keys in the
+    directory that `--curve` names, because `tft run` checks the keys.
     """
     return any(word.partition("=")[0] in ("--insecure", "--curve") for word in options)
 
 
 def own_address(host: str) -> str:
     """
-    Return the address of this machine that the machine `host` can reach.
+    Return the IP address at which the machine `host` can reach this machine.
 
     Raises `UsageError` when this machine has no route to `host`.
     """

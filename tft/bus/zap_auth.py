@@ -1,9 +1,9 @@
 """
 The authentication of connections to the broker.
 
-By default, ZeroMQ accepts every peer that knows the broker's public key. ZeroMQ's protocol ZAP lets
-a program install a handler that decides about each peer. The handler in this file accepts only
-peers with the job's key, and logs the refused peers.
+By default, ZeroMQ accepts every peer (connecting process) that knows the broker's public key. With
+ZeroMQ's authentication protocol ZAP, a program installs a handler that accepts or refuses each
+peer. The handler in this file accepts only peers with the job's key, and logs the refused peers.
 
 The handler runs in a thread of the broker's process. It sees only connection attempts, never a
 message of the bus.
@@ -23,22 +23,21 @@ from tft.keys import Keys
 log = structlog.get_logger()
 
 _HANDLER = "inproc://zeromq.zap.01"
-"""The address at which libzmq looks for the handler."""
+"""The address at which libzmq (ZeroMQ's library) looks for the ZAP handler."""
 _DOMAIN = "tft"
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""The events of connections that fail before libzmq asks the handler. The peer's address is not
-logged for these: the event does not contain it, and a file descriptor from an earlier event may
-belong to another connection by now."""
+"""The events that libzmq reports for connections that fail before it asks the handler. The log does
+not name the peer of such a connection, because the event does not contain the peer's address."""
 _REMEMBERED = 1000
-"""The number of refused peers that are remembered, so that each refusal is logged once. A refused
-process tries again every second."""
+"""The number of refused peers that are remembered. A refused process tries to connect again every
+second, and a remembered refusal is not logged again."""
 
 
 class ZapAuthenticator:
     """
-    The handler that accepts or refuses each connection to the broker's sockets.
+    The ZAP handler, which accepts or refuses each connection to the broker's sockets.
 
-    The sockets `guarded` must not be bound yet when this object is created.
+    `guarded` are the broker's sockets. They must not be bound yet when this object is created.
     """
 
     def __init__(self, context: zmq.Context[Socket], keys: Keys, *guarded: Socket) -> None:
@@ -52,12 +51,13 @@ class ZapAuthenticator:
             each.curve_server = True
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            # without this option, libzmq would accept every peer while the handler does not run
+            # without this option, libzmq would accept every peer as long as the handler's thread
+            # does not run
             each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             each.monitor(f"inproc://authenticator-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
-            failures.set_hwm(0)  # a full queue would block the thread that serves all connections
+            failures.set_hwm(0)  # no limit: a full queue would block libzmq's network thread
             failures.connect(f"inproc://authenticator-{number}")
             self._failures.append(failures)
 
@@ -65,7 +65,7 @@ class ZapAuthenticator:
         """
         Start the thread that accepts or refuses connections.
 
-        The thread also answers for connections that were already waiting. The thread ends when the
+        The thread also decides about connections that are waiting already. The thread ends when the
         ZeroMQ context is terminated.
         """
         threading.Thread(target=self._keep, name="authenticator", daemon=True).start()
@@ -95,8 +95,8 @@ class ZapAuthenticator:
             self.close()
         except BaseException:
             log.critical("door_fell_shut", exc_info=True)
-            # end the whole broker: without this thread it accepts nobody, and `tft run` starts
-            # another broker
+            # end the whole broker, because a broker without this thread accepts nobody; `tft run`
+            # then starts another broker
             os._exit(70)
 
     def _answer(self) -> None:

@@ -1,12 +1,13 @@
 """
 The bus over ZeroMQ.
 
-Each participant has two sockets that are connected to the broker: an XPUB socket for sending and a
-SUB socket for receiving. Only this file, `broker.py`, `zap_auth.py` and `tft.keys` import `zmq`.
+Each participant (a process that is connected to the bus) has two sockets that are connected to the
+broker: an XPUB socket for sending and a SUB socket for receiving. Only this file, `broker.py`,
+`zap_auth.py` and `tft.keys` import `zmq`.
 
 The event loop calls a reader function whenever the file descriptor of a socket is readable. The
-function reads until the socket is empty. No asyncio task awaits a receive on a socket, so a
-cancelled task cannot lose a message.
+function reads until the socket is empty, in batches. No asyncio task awaits a receive on a socket,
+so a cancelled task cannot lose a message.
 """
 
 import asyncio
@@ -29,32 +30,33 @@ Socket = zmq.Socket[bytes]
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500
 """
-The time in milliseconds without a sign of life after which ZeroMQ closes the connection to a peer.
-So the loss of a peer is noticed within two seconds.
-ZeroMQ's own thread answers heartbeats, so a busy or blocked Python process is not silent. A stopped
-process, a dead machine and a broken link are silent.
+The time in milliseconds after which ZeroMQ closes the connection to a peer that answers no
+heartbeat of ZeroMQ. So the loss of a peer is noticed within two seconds.
+ZeroMQ's own thread answers these heartbeats, even while the Python code of the process is busy or
+blocked. A stopped process, a dead machine and a broken network do not answer.
 """
 
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 200
-"""The longest time in milliseconds between two tries to connect. A restarted broker is found within
-220 ms, and an absent broker costs only five tries a second."""
+"""The longest time in milliseconds between two tries to connect. So a participant finds a restarted
+broker soon, and tries only five times a second while there is no broker."""
 
 CONNECT_TIMEOUT_MS = 1000
 """The time in milliseconds after which a try to connect is given up and repeated. Without this
 limit, the kernel would wait longer and longer between its tries to connect to a silent machine."""
 
 REFUSED_RETRY = 1.0
-"""The time in seconds after which a broker that has refused this process is tried again, because
-the right broker may have been started in its place. ZeroMQ itself does not try again."""
+"""The time in seconds after which this process tries again to connect, when a broker has refused
+it. The broker of this job may have been started at the address since. ZeroMQ itself does not try
+again after a refusal."""
 
 CUT_OFF = 3
 """The number of connections in a row that must end during the handshake before the bus reports a
-refusal. When a broker restarts, one or two connections may end in this way."""
+refusal. One or two such connections may also be due to a restart of the broker."""
 
 MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-"""The value of ZeroMQ's event for a failed handshake if one side encrypts and the other does
-not."""
+"""The error code in ZeroMQ's event for a failed handshake if one side of the connection uses
+encryption and the other side does not."""
 
 _HANDSHAKES = (
     zmq.Event.HANDSHAKE_SUCCEEDED
@@ -64,8 +66,8 @@ _HANDSHAKES = (
 )
 
 BATCH = 256
-"""The number of frames that are read in one turn of the event loop, before the loop does other
-work. Reading them takes one or two milliseconds."""
+"""The number of messages that are read from a socket before the event loop does other work. To read
+so many messages takes one or two milliseconds."""
 
 
 @asynccontextmanager
@@ -76,10 +78,10 @@ async def open_bus(
     Connect a participant named `sender` to the broker at `address` (HOST:PORT), and subscribe to
     `topics`.
 
-    With the directory `curve`, all bytes are encrypted with the keys in that directory.
+    `curve` is a directory with keys. If it is given, all bytes are encrypted with these keys.
 
-    Does not wait for the broker. The sockets keep trying to connect until the broker accepts them,
-    and also after the connection is lost. When the bus is closed, messages that this process has
+    Does not wait for the broker. The sockets keep trying to connect until the broker accepts them.
+    After a lost connection they try again. When the bus is closed, messages that this process has
     not sent yet are dropped.
 
     Raises `UsageError` when `address` is not valid, and when the keys cannot be used.
@@ -102,9 +104,10 @@ def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
     """
     socket = context.socket(kind)
     socket.linger = 0
-    # No high-water mark. With one, a publisher would silently drop messages for a slow subscriber,
-    # or (with XPUB_NODROP) all participants would wait for the slowest one. So messages wait in
-    # memory: in the slow process, or in the broker until missing heartbeats end the connection.
+    # No high-water mark (limit of ZeroMQ's message queues). With a limit, messages for a slow
+    # subscriber would be dropped silently, or (with XPUB_NODROP) every sender would wait for the
+    # slowest subscriber. Without a limit, messages wait in the memory of the slow subscriber, or in
+    # the broker until missing heartbeats end the connection.
     socket.set_hwm(0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
@@ -128,8 +131,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 class _Line:
     """
-    A socket that is connected to the broker, with the monitor socket that reports the results of
-    its handshakes.
+    A socket that is connected to the broker, and a second socket, `handshakes`. From that second
+    socket one can read whether the handshakes of the first socket succeeded.
     """
 
     def __init__(self, socket: Socket, handshakes: Socket, host: str, port: int) -> None:
@@ -141,7 +144,7 @@ class _Line:
         """
         Connect to the broker, for the first time or again after ZeroMQ has stopped trying.
         """
-        with suppress(zmq.ZMQError):  # raises at the first call, because there is no connection yet
+        with suppress(zmq.ZMQError):  # the first call raises: there is nothing to disconnect yet
             self.socket.disconnect(self._endpoint)
         self.socket.connect(self._endpoint)
 
@@ -160,8 +163,9 @@ def _connected(
         _line(context, zmq.XPUB, host, port, keys) as voice,
         _line(context, zmq.SUB, host, port + 1, keys) as ear,
     ):
-        # Queue only for a connected broker. When the broker is lost, its subscriptions end, so all
-        # peers are reported as gone, and no stale message is kept for the broker's return.
+        # With this option, ZeroMQ queues messages only while the broker is connected. When the
+        # broker is lost, no old message is kept for its return. All subscriptions end then, so all
+        # other participants are reported as gone.
         voice.socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             voice.connect()
@@ -191,7 +195,8 @@ def _line(
 
 class _Link:
     """
-    The two sockets of a participant. The event loop reads both sockets.
+    The connection of a participant to the broker: a socket for sending (`voice`) and a socket for
+    receiving (`ear`). The event loop reads both sockets.
     """
 
     def __init__(
@@ -213,7 +218,8 @@ class _Link:
         for line in self._lines:
             self._loop.add_reader(line.handshakes, self._read_handshakes, line)
             self._read_handshakes(line)
-        # read earlier arrivals now: ZeroMQ's file descriptor becomes readable only for new ones
+        # read what has arrived before now: the file descriptor of a ZeroMQ socket becomes readable
+        # only when something new arrives
         self._read_notices()
         self._read_frames()
 
@@ -226,8 +232,8 @@ class _Link:
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         self._voice.send_multipart((topic, frame), zmq.NOBLOCK)
-        # read arrivals now: a send resets ZeroMQ's file descriptor, so the event loop would not be
-        # woken for notices that have arrived before
+        # read the waiting subscription notices now: the send has reset the socket's file
+        # descriptor, so the event loop would not be woken for notices that arrived before
         self._read_notices()
 
     def _read_notices(self) -> None:
@@ -255,10 +261,10 @@ class _Link:
 
     def _read_handshakes(self, line: _Line) -> None:
         """
-        Read the results of the handshakes with the broker, and report each refusal to the
-        participant.
+        Read the results of the handshakes of the socket `line` with the broker. Report each refusal
+        to the participant.
 
-        After a refusal, a new connection is tried after `REFUSED_RETRY` seconds.
+        `REFUSED_RETRY` seconds after a refusal, the socket tries again to connect.
         """
         for event in self._waiting(line.handshakes, partial(self._read_handshakes, line)):
             seen = parse_monitor_message(event)
@@ -267,7 +273,8 @@ class _Link:
                     self._cut_off = 0
                     self._told.clear()
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                    # counted for both sockets together, because both connect to the same broker
+                    # one counter for the two sockets of the participant, because both sockets
+                    # connect to the same broker
                     self._cut_off += 1
                     if self._cut_off >= CUT_OFF:
                         self._tell(self._why_cut_off())

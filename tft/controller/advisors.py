@@ -1,8 +1,7 @@
 """
-The plugins in the controller's process. The controller notifies them of events of the job, and asks
-them for advice on incidents. An exception of a plugin is logged, and the job goes on
-(`call_guarded`). The job machine (the state machine that makes the decisions) gets the advice as an
-event.
+The plugins in the controller's process. The controller tells the plugins about events of the job,
+and asks them for advice on incidents. The advice goes to the job machine, the state machine that
+makes all decisions. If a plugin raises an exception, the exception is logged, and the job goes on.
 """
 
 import asyncio
@@ -35,17 +34,17 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Return True if some plugin gives advice, which means that it implements the hook
+        Return True if some plugin can give advice on incidents: it implements the hook
         `tft_advise`.
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
 
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Tell the plugins that this controller leads, and give them a function `report`. A plugin may
-        call this function with a message at any time. The controller handles the message like a
-        report that came over the bus. If the message is not valid, `report` raises `UsageError` in
-        the plugin.
+        Tell the plugins that this controller leads, and give them a function that passes messages
+        on to `report`. A plugin may call the function at any time. The controller handles the
+        message like a report that came over the bus. If the message is not valid, the function
+        raises `UsageError` in the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -53,15 +52,16 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Pass an event that is of interest to operators to the plugins. `event` is its name, and
-        `facts` are the details by name.
+        Tell the plugins about an event that operators want to know. `event` is the name of the
+        event, and `facts` maps the names of its details to their values.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
         Start to ask all plugins for advice on an incident, and return at once. When all plugins
-        have answered, `report` is called with one message that joins their advice.
+        have answered, their advice is combined into one message, and `report` is called with this
+        message.
         """
 
         async def ask() -> None:
@@ -75,10 +75,11 @@ class Advisors:
 
     async def advise(self, consult: Consult) -> Advised:
         """
-        Ask all plugins for advice on an incident, and return their joined advice. The plugins run
+        Ask all plugins for advice on an incident, and return their combined advice. The plugins run
         on a separate thread, because a plugin may wait long, for example for an external scheduler.
 
-        An answer that is not valid is logged and ignored.
+        An answer that is no `Advice` object is logged and ignored. If the combined advice is no
+        valid message, it is logged, and the advice of all plugins is ignored.
         """
         incident = view(consult)
         answers: list[object] = await asyncio.to_thread(
@@ -101,10 +102,11 @@ Said = TypeVar("Said", bound=OutsideReport)
 
 def checked(message: Said) -> Said:
     """
-    Return `message` itself if it is a valid report. An invalid message must not get into the story
-    (the record of all events), because then a restarted controller could not read the story.
+    Return `message` itself if it is a report that a plugin may send, and is valid. An invalid
+    message must not get into the story (the record of all events), because a restarted controller
+    could then not read the story.
 
-    Raises `UsageError`, which says what is wrong, when the message is not valid.
+    Otherwise raises `UsageError`, which says what is wrong.
     """
     if not isinstance(message, get_args(OutsideReport)):
         raise UsageError(f"{message!r} is not a report that a plugin may send")
@@ -117,8 +119,8 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the description of an incident that plugins get: the faults of the incident, the
-    strategies that the controller offers, and the ranks.
+    Return the description of an incident that plugins get. It contains the faults of the incident,
+    the strategies from which a plugin may choose (`offers`), and the state of the ranks.
     """
     return IncidentView(
         number=consult.incident,
@@ -148,8 +150,8 @@ def view(consult: Consult) -> IncidentView:
 def joined(consult: Consult, answers: list[Advice]) -> Advised:
     """
     Combine the advice of several plugins on an incident into one report. The strategy comes from
-    the first advice that names one. The vetoes of all plugins apply, and so does the longest wait
-    that a plugin asks for.
+    the first plugin that names a strategy. The vetoes of all plugins apply. The wait before the
+    decision is the longest one for which a plugin asks.
     """
     named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
     return Advised(

@@ -17,8 +17,9 @@ from tft.plugins import call_guarded
 
 class ReportFile:
     """
-    Writes the report of a job. Through the hook `tft_fault_moment`, a plugin can add the time at
-    which a fault really happened. A plugin that causes faults on purpose knows this time.
+    Writes the report of a job. For each fault, plugins are asked through the hook
+    `tft_fault_moment` when the fault really happened. Plugins that cause faults on purpose, for
+    tests, know this time.
     """
 
     def __init__(self, settings: JobSettings, plugins: pluggy.PluginManager) -> None:
@@ -28,9 +29,9 @@ class ReportFile:
 
     def earlier(self, what: str) -> list[dict[str, object]]:
         """
-        Return the list that the report of earlier runs in this run directory has under the key
-        `what`, such as `incidents`. The list is empty if this run does not resume an earlier one,
-        or if there is no report.
+        Return a list from the report that an earlier run has left in the run directory. `what` is
+        the key of the list, such as `incidents`. The list is empty if this run does not resume an
+        earlier run, or if there is no such report.
         """
         if not self._settings.resume or not self._path.exists():
             return []
@@ -39,10 +40,11 @@ class ReportFile:
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
-        Write the report of a job that is over. What the report says about earlier runs is kept.
+        Write the report of a job that is over. The incidents and missed checkpoints that the report
+        has from earlier runs are kept if this run resumes an earlier run.
 
-        `unprotected_steps` is the number of steps of this run in which no other node had the
-        rank-local state of a rank before its update window opened.
+        `unprotected_steps` is the number of steps of this run in which some rank opened its update
+        window before another node had a copy of the rank-local state of this rank.
         """
         incidents = [incident_report(each, self._moment) for each in machine.incidents]
         report = job_report(

@@ -1,9 +1,9 @@
 """
-The controller's process around the job machine, which is the state machine that decides. The
-process turns messages from the bus into events, and lets the machine handle each event. Then the
-process writes the event to the story (the record of all events), and publishes the orders that the
-machine has returned. One timer wakes the machine at its next deadline. No decision about recovery
-is made in this file.
+The process of the controller. It contains the job machine, the state machine that makes all
+decisions about recovery. The process turns messages from the bus into events, and lets the job
+machine handle each event. Then the process writes the event to the story (the record of all
+events), and publishes the orders that the job machine has returned. A timer tells the job machine
+when its next deadline has passed.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
-"""The time in seconds after which an order is sent again if no answer has come."""
+"""The time in seconds after which an order is sent again if its receiver has not answered."""
 LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
 when there is nothing new to say. The time is long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""How many warnings about malformed messages are remembered. A remembered warning is not logged
-again."""
+"""The number of warnings about malformed messages that are remembered. A remembered warning is not
+logged again."""
 FAREWELL = 3.0
 """The time in seconds that the controller waits at its end for the agents to learn that the job is
 over and to disconnect."""
@@ -71,9 +71,9 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The three objects that examine the beats (the agents' status messages). These objects read no
-    clock and send nothing. A beat is not an event of the job machine. Only what these objects find
-    in the beats becomes such an event.
+    The three objects that examine the beats. The job machine does not get the beats themselves.
+    It gets an event only when one of these objects has found something, such as a standstill.
+    The three objects read no clock and send no messages.
     """
 
     hang_detection: HangDetection
@@ -83,8 +83,8 @@ class _Beats:
 
 class Controller:
     """
-    One controller of one job. If this run of the job has a story (recorded events) already, because
-    an earlier controller led the run, this controller continues from the story.
+    One controller of one job. If an earlier controller has led this run of the job, there is a
+    story of the run already. This controller then continues from the story.
     """
 
     def __init__(self, settings: JobSettings, story: Story) -> None:
@@ -100,7 +100,8 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        # start the comparison now: ranks that an earlier controller has started may be training
+        # start to compare digests now, because the ranks may be training already, under an earlier
+        # controller
         self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
@@ -147,7 +148,8 @@ class Controller:
         self._inbox = Inbox(gaps=True)
         try:
             machine = self._replayed(opened, events)
-        # because other events are lost, an event may be impossible and raise any exception
+        # without the lost events, a readable event may be impossible in the state of the machine,
+        # and may raise any exception
         except Exception as error:
             raise damage from error
         log.error("story_damaged", lost=self._lost, why=str(damage))
@@ -195,8 +197,9 @@ class Controller:
         Lead the job until it is over. Return the exit code of the job's outcome, or 4 if there is
         no outcome.
         """
-        # the epoch is the number of this controller, and must be higher than any earlier one. Each
-        # lost event may have been the start of a controller, which used one epoch
+        # the epoch is the number of this controller, and must be higher than the epoch of every
+        # earlier controller. Each unreadable event of the story may have been the start of a
+        # controller with an epoch of its own, so the number of unreadable events is added.
         epoch = self._machine.epoch + 1 + self._lost
         sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
@@ -208,11 +211,12 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
-            # name the nodes that have joined already to the plugins: these nodes have joined under
-            # an earlier controller, and will not join again
+            # tell the plugins the nodes that joined under an earlier controller, because these
+            # nodes do not join again
             self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            # a node may have been lost while no controller led: count its silence from now on
+            # a node may have been lost while no controller led, so measure from now on how long
+            # each node sends no beat
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
@@ -264,7 +268,8 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    # send a `Lead` at once: a command such as `tft pause` waits for a `Lead` first
+                    # a command of the operator, such as `tft pause`, has connected: send a `Lead`
+                    # message at once, because the command first waits for it
                     self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)
@@ -284,8 +289,8 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            # send a `Lead` at once: it names the newest step at which all copies were equal, which
-            # ranks that keep copies in host memory need to know
+            # Send a `Lead` message at once. It contains the newest step at whose end all copies of
+            # every shard were equal. Ranks that keep copies in host memory need to know this step.
             self._news.set()
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
@@ -324,8 +329,8 @@ class Controller:
     async def _farewell(self, bus: Bus) -> None:
         """
         Wait until every agent has disconnected from the bus, for `FAREWELL` seconds at most.
-        Meanwhile other tasks of this process repeat the last orders, so that each agent receives
-        these orders.
+        Meanwhile other tasks of this process repeat the last orders, because each agent must
+        receive the order to end.
         """
         try:
             async with asyncio.timeout(FAREWELL):
@@ -354,8 +359,7 @@ class Controller:
     def _compare_slices(self) -> None:
         """
         Start to compare the digests that ranks send while they train. In each step a rank sends the
-        digest of one slice of its state. Digests from before the last incident are ignored from now
-        on.
+        digest of one slice of its shard. Digests from before the last incident are ignored.
         """
         machine = self._machine
         if machine.attempt is not None:
@@ -363,17 +367,17 @@ class Controller:
 
     def _judge(self, event: Event) -> list[Command]:
         """
-        Let the machine handle an event, and return the machine's commands. The event and a digest
-        of the commands are written to the story before any command is carried out.
+        Let the job machine handle an event, and return the commands of the job machine. Before the
+        method returns, the event and a digest of the commands are written to the story.
 
-        If the machine raises an exception, the event is written too, so that the failure can be
-        examined with `tft replay`.
+        If the job machine raises an exception, the event is written to the story too. The failure
+        can then be examined with the command `tft replay`.
         """
         before = self._machine.state
         try:
             commands = self._machine.handle(event)
-            # check the invariants of the machine only after a change of state, because the check
-            # takes time for each rank of the job
+            # check the invariants of the job machine only when its state has changed, because the
+            # check takes longer the more ranks the job has
             if self._machine.state is not before:
                 self._machine.check()
         except Exception:
@@ -397,7 +401,8 @@ class Controller:
 
     def _tell(self, event: str, **facts: object) -> None:
         """
-        Log an event that is of interest to an operator, and pass the event to the plugins.
+        Log an event that operators want to know, and tell the plugins about the event. `facts` are
+        the details of the event.
         """
         log.info(event, **facts)
         self._advisors.told(event, facts)
@@ -424,8 +429,8 @@ class Controller:
 
 class Warnings:
     """
-    The warnings about malformed messages. Each warning is logged once, because a sender whose
-    message gets no answer repeats this message forever.
+    Logs warnings about malformed messages. The same warning is logged once, because a sender gets
+    no answer to a malformed message, and so repeats this message forever.
     """
 
     def __init__(self) -> None:
@@ -433,8 +438,8 @@ class Warnings:
 
     def malformed(self, why: str) -> None:
         """
-        Log why a message is malformed, unless the same reason was logged already and is still
-        remembered (see `REMEMBERED`).
+        Log why a message is malformed, unless the same reason was logged before. About
+        `REMEMBERED` reasons are remembered for this.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
@@ -443,8 +448,8 @@ class Warnings:
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     """
-    Let the event loop `loop` call the function `act`. `_soon` may be called on any thread. It does
-    nothing when the loop is closed, as after the end of the job.
+    Make the event loop `loop` call the function `act` soon. `_soon` may be called on any thread. If
+    the loop is closed, as after the end of the job, `act` is not called.
     """
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(act)
@@ -453,9 +458,9 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 # Any: asyncio puts values of several types into `context`
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
-    End the process at once with exit code 70, after an exception in a callback. A controller that
-    has failed to handle an event must not go on. `tft run` starts another controller, which
-    continues from the story (the recorded events).
+    End the process of the controller at once, with exit code 70, because a callback of the event
+    loop has raised an exception. A controller that has failed to handle an event must not go on.
+    `tft run` starts another controller, which continues from the story (the recorded events).
     """
     log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)

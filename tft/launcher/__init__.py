@@ -1,4 +1,4 @@
 """
-The code of `tft run`: its plan, the run directory, the processes that it starts, and their exit
-codes.
+The code of the command `tft run`: the plan that is made from its options, the run directory, the
+processes that the command starts, and the exit codes.
 """

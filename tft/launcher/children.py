@@ -1,6 +1,6 @@
 """
-Starts the launcher's child processes and reaps them, together with the orphans that they leave
-behind.
+Starts and reaps the child processes of the launcher (`tft run`). It also reaps orphans, which are
+descendants of the launcher whose own parent has ended.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class LaunchedProcess:
 
     async def ended(self) -> int:
         """
-        Wait for the end of the process. Returns its exit status, or the negative number of the
-        signal that killed it.
+        Wait for the end of the process. Returns the exit status of the process, or the negative
+        number of the signal that killed the process.
         """
         return await asyncio.shield(self._ended)
 
@@ -39,7 +39,7 @@ class LaunchedProcess:
         """
         Reap the process, and give its exit status to the callers of `ended`.
 
-        Call this when the kernel has reported the end of the process.
+        Call this method only when the process has ended, because the method would otherwise block.
         """
         self.guard.close()
         self._ended.set_result(self.process.wait())
@@ -53,8 +53,8 @@ class LaunchedProcess:
 
     async def end(self, *, grace: float, patience: float = 2.0) -> None:
         """
-        Wait `grace` seconds for the process to end by itself. Then send SIGTERM, wait `patience`
-        seconds, and send SIGKILL.
+        Wait `grace` seconds for the process to end by itself. If the process still runs then, send
+        SIGTERM. If it still runs `patience` seconds later, send SIGKILL.
         """
         for number, limit in ((signal.SIGTERM, grace), (signal.SIGKILL, patience)):
             done, _ = await asyncio.wait([self._ended], timeout=limit)
@@ -66,10 +66,10 @@ class LaunchedProcess:
 
 class Children:
     """
-    Starts and reaps processes.
+    Starts and reaps the child processes of the launcher.
 
-    While this object is open, descendants whose parent ends become children of this process, so
-    that `gone` can tell whether any process is left.
+    This object is a context manager. Inside its `with` block, descendants whose own parent has
+    ended become children of the launcher. So `gone` can tell whether any descendant is left.
     """
 
     def __init__(self) -> None:
@@ -101,19 +101,20 @@ class Children:
         continued: Callable[[], None] = lambda: None,
     ) -> LaunchedProcess:
         """
-        Run `tft` with `arguments` as a child in a process session of its own.
+        Run the command `tft` with `arguments` as a child process of the launcher.
 
-        The kernel kills the child when this process ends. The session is separate so that a signal
-        from the terminal reaches only this process.
-        Standard error is appended to `log`; standard output is shared with this process. `added` is
-        added to the environment. `inherited` are file descriptors that the child keeps under the
-        same numbers. A child that is stopped by SIGSTOP for too long is continued. `continued` is
-        called each time this happens.
+        The kernel kills the child when the launcher ends. The child gets a session of its own
+        (`setsid`), so that signals from the terminal, such as Ctrl-C, reach only the launcher.
+        The standard error of the child is appended to the file `log`. Its standard output is that
+        of the launcher. The variables in `added` are added to its environment. `inherited` are file
+        descriptors that the child keeps under the same numbers. If the child is stopped (SIGSTOP)
+        for too long, the launcher sends SIGCONT and calls `continued`.
         """
         environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                # -P: modules in the working directory must not hide modules of tft
+                # -P: import nothing from the working directory, where a module could hide a module
+                # of tft
                 [sys.executable, "-P", "-m", "tft", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -127,9 +128,10 @@ class Children:
 
     async def gone(self, limit: float) -> bool:
         """
-        Wait until all children and orphans have ended, except children older than this object.
+        Wait until all children and orphans have ended. Children that existed before this object are
+        not waited for.
 
-        Waits at most `limit` seconds. Returns True if all have ended, False after the limit.
+        Waits at most `limit` seconds. Returns False if some process is left then, otherwise True.
         """
         self._reap()
         try:
@@ -141,7 +143,8 @@ class Children:
 
     def _look(self) -> None:
         """
-        Find out which children have ended or were stopped.
+        Reap the children that have ended, and let the guards check which children are stopped. The
+        event loop calls this method after SIGCHLD.
         """
         self._reap()
         for child in self._known.values():
@@ -150,8 +153,8 @@ class Children:
     def _reap(self) -> None:
         while True:
             try:
-                # WNOWAIT: do not reap here, because each Popen object must get the exit status of
-                # its own child
+                # WNOWAIT: `waitid` must only find an ended child and not reap it, because the
+                # `Popen` object of the child must get the exit status
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 self._none_left.set()

@@ -1,6 +1,6 @@
 """
-Decides what the end of a broker, controller or agent means for the job, and what the exit code of
-`tft run` is. Pure functions.
+Rules about how processes end: whether a broker or controller that has died is started again, what
+its exit status means, and which exit code `tft run` has. This module starts and ends no process.
 """
 
 import signal
@@ -13,14 +13,14 @@ FAILED = 4
 CANCELLED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
-"""The exit codes of a controller that has ended its job, or of an agent that was told to end. Any
-other code except `REFUSED` means that the process died by accident."""
+"""The exit codes of a controller whose job is over. Any other exit code of a controller, except
+`REFUSED` (the process refused to start), means that the controller died by accident."""
 
 
 class Restarts:
     """
-    Limits how often the broker or the controller may be restarted, because a process that dies
-    again and again will not recover.
+    Limits how often the broker or the controller may be restarted. One object counts the restarts
+    of one of these processes. A process that dies again and again would not recover.
     """
 
     def __init__(self, *, limit: int = 10, within: float = 60.0) -> None:
@@ -44,8 +44,9 @@ def exit_code(result: int, stopped_by: int | None) -> int:
     """
     Return the exit code of `tft run` for a job that ended with `result`.
 
-    `stopped_by` is the signal that asked for the end, or None. A job that completed in spite of the
-    signal counts as completed.
+    `result` is the exit code that the end of the job gives. `stopped_by` is the signal that asked
+    `tft run` to end the job, or None. After a signal the exit code is 128 + the signal number,
+    unless the job completed all the same.
     """
     if stopped_by is None or result == COMPLETED:
         return result
@@ -54,12 +55,12 @@ def exit_code(result: int, stopped_by: int | None) -> int:
 
 def ended(code: int) -> str:
     """
-    Return how a process ended, as part of a sentence. `code` is the exit status, or the negative
-    number of the signal.
+    Return words that say how a process ended, such as "exited with 1". `code` is the exit status of
+    the process, or the negative number of the signal that killed the process.
     """
     if code >= 0:
         return f"exited with {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
+    except ValueError:  # most real-time signals have no name
         return f"was killed by signal {-code}"

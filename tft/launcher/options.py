@@ -1,6 +1,6 @@
 """
-Makes command options from the settings that `tft.config` declares, and command arguments from a
-settings object. Each setting is declared only once, in `tft.config`.
+Converts the settings of a job to command-line options and back. The settings are the fields of a
+dataclass in `tft.config`. So each setting is declared only once, and its option follows from that.
 """
 
 import ast
@@ -15,7 +15,8 @@ import click
 from tft.config import JobSettings
 
 LOOPBACK = "127.0.0.1"
-"""The address at which processes listen by default: only processes of the same machine reach it."""
+"""The default address at which processes listen. Only processes of the same machine can connect to
+this address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Setting:
     default: object
     """The default. `dataclasses.MISSING` if the setting has none and is required."""
     sentence: str
-    """The docstring below the declaration of the field."""
+    """The description of the field: the string below its declaration."""
 
     @property
     def option(self) -> str:
@@ -41,7 +42,7 @@ class Setting:
 
 class Names(click.ParamType[tuple[str, ...]]):
     """
-    The type of an option whose value is a list of words with commas between them.
+    The click type of an option whose value is a list of words with commas between them.
     """
 
     name = "name,…"
@@ -59,7 +60,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 def settings_of(declared: type) -> tuple[Setting, ...]:
     """
-    Return the settings that a frozen dataclass declares, in the order of its fields.
+    Return a `Setting` for each field of the dataclass `declared`, in the order of the fields.
     """
     types = get_type_hints(declared)
     sentences = _sentences(declared)
@@ -76,17 +77,19 @@ def settings_of(declared: type) -> tuple[Setting, ...]:
 
 def job_options(*, given: bool) -> list[click.Parameter]:
     """
-    Return one option for each setting of a job.
+    Return one command-line option for each setting of a job.
 
-    If `given` is True, the user must give each option that has no default. If `given` is False,
-    such an option has the value None when the user leaves it out, and the caller chooses a value.
+    `given` says what happens when the user leaves out an option that has no default. If `given` is
+    True, this is an error. If `given` is False, the option has the value None, and the caller
+    chooses a value.
     """
     return [_option(setting, given=given) for setting in settings_of(JobSettings)]
 
 
 def job_settings(options: Mapping[str, object]) -> JobSettings:
     """
-    Return the settings of a job from the values of `job_options`.
+    Return the settings of a job. `options` maps the names of the command-line options to their
+    values, as click has parsed them.
     """
     chosen = {setting.name: options[setting.name] for setting in settings_of(JobSettings)}
     return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted the values
@@ -94,7 +97,7 @@ def job_settings(options: Mapping[str, object]) -> JobSettings:
 
 def job_arguments(settings: JobSettings) -> list[str]:
     """
-    Return the command arguments that stand for these settings when `job_options` parses them.
+    Return command-line arguments from which the options of `job_options` give `settings` again.
     """
     arguments: list[str] = []
     for setting in settings_of(JobSettings):
@@ -109,7 +112,7 @@ def job_arguments(settings: JobSettings) -> list[str]:
 
 
 def _option(setting: Setting, *, given: bool) -> click.Option:
-    # Any: the type of the value differs from option to option
+    # Any: each click type converts to another Python type
     kinds: Mapping[object, click.ParamType[Any]] = {
         str: click.STRING,
         int: click.INT,
@@ -133,9 +136,10 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
 
 def _sentences(declared: type) -> dict[str, str]:
     """
-    Return the docstring below each field of a settings class, by the name of the field.
+    Return the descriptions of the fields of a settings class, by field name. A description is the
+    string below the declaration of the field.
 
-    Python does not keep these strings at run time, so this function parses the source.
+    Python does not keep these strings at run time, so this function parses the source of the class.
     """
     [tree] = ast.parse(inspect.getsource(declared)).body
     assert isinstance(tree, ast.ClassDef)

@@ -1,6 +1,6 @@
 """
-The plan of `tft run`: the processes that it will start, and the checks that may refuse to start
-them. All checks are made before anything is started or written.
+The plan of `tft run`: which processes this command will start, and with which settings. The plan is
+checked before anything is started or written, and a wrong plan is refused.
 """
 
 import os
@@ -34,14 +34,15 @@ from tft.plugins import find_adaptor
 from tft.transfer.tls import read_tls
 
 LEADER = -1
-"""The node number of a launcher that has no node of its own. It runs the broker and the controller
-for nodes that other launchers run."""
+"""The node number of a launcher that has no node of its own (`tft lead`). This launcher runs only
+the broker and the controller. The nodes of the job belong to other launchers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    The part of a job that one launcher (`tft run` or `tft lead`) starts, with all options decided.
+    What one launcher (`tft run` or `tft lead`) starts. All options that the user left open have
+    values here.
     """
 
     settings: JobSettings
@@ -50,7 +51,7 @@ class Plan:
     """The address at which other nodes can reach this node."""
     insecure: bool
     report: Path | None
-    """The path for a copy of the report, written when the job is over. None: no copy."""
+    """The path to which the report of the job is copied when the job is over. None: no copy."""
     script: str
     arguments: tuple[str, ...]
     module: bool = False
@@ -63,14 +64,15 @@ class Plan:
     starter: StartedElsewhere | None = None
     """The program that starts the processes of the ranks. None: the agent starts them."""
     may_begin: bool = False
-    """True if the job may begin anew when there is no checkpoint to resume from."""
+    """True if the job begins at step 0 when it is to resume but there is no checkpoint. False: the
+    launcher then refuses to start."""
     led_elsewhere: bool = False
     """True if the broker and the controller are run by a launcher that has no node (`tft lead`)."""
     spare: int = 0
     """The number of additional ranks for which the node has room."""
     goes_on: bool = False
-    """True if the nodes are training already, and this launcher without a node (`tft lead`) was
-    started again to lead them."""
+    """True if the nodes of the job are training already without a controller. This launcher
+    (`tft lead`) was started again, so that its controller leads these nodes."""
 
     @property
     def leads(self) -> bool:
@@ -91,7 +93,8 @@ class Plan:
         """
         Return True if the job was started under another launcher.
 
-        That launcher has placed the rank or starts the ranks, or this launcher has no node.
+        That is so in three cases: another launcher has placed the rank of this node, another
+        program starts the ranks, or this launcher has no node (`tft lead`).
         """
         return self.placed is not None or self.starter is not None or not self.trains
 
@@ -112,8 +115,8 @@ class Plan:
     @property
     def command(self) -> list[str]:
         """
-        Return the script or module with its arguments, as they stand at the end of a `tft` command
-        line.
+        Return the words at the end of a `tft` command line that name the script or module and its
+        arguments.
         """
         started = ["-m", self.script] if self.module else [self.script]
         return [*started, *self.arguments]
@@ -121,8 +124,8 @@ class Plan:
     @property
     def again(self) -> str:
         """
-        Return how to continue from a checkpoint of this run, as part of a sentence for the
-        operator.
+        Return words that tell the operator how to continue from a checkpoint of this run. The words
+        are part of a sentence.
         """
         run_dir = self.settings.run_dir
         if not self.launched:
@@ -131,7 +134,8 @@ class Plan:
 
     def commands(self) -> dict[str, list[str]]:
         """
-        Return the `tft` arguments of each process that this launcher starts, by process name.
+        Return the processes that this launcher starts: by the name of the process, the arguments
+        for the command `tft` that runs the process.
         """
         job = job_arguments(self.settings)
         parts = self._agent(job) if self.trains else {}
@@ -157,19 +161,21 @@ class Plan:
 
     def inherited(self, part: str) -> tuple[int, ...]:
         """
-        Return the file descriptors that a process started by this launcher inherits. `part` is the
-        name of the process.
+        Return the file descriptors that one of the launcher's processes inherits. `part` is the
+        name of that process. Only the agent inherits a descriptor: the socket to the program that
+        starts the ranks.
         """
         return (self.starter.descriptor,) if self.starter and part == self.agent else ()
 
 
 def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have different types
     """
-    Return the plan for the options of `tft run`. All options that were left open are decided here.
+    Return the plan for the options of `tft run`. Options that the user left open get values here,
+    except the name of a job under another launcher (see `named`).
 
-    Raises `UsageError` for a job of several nodes without the options that its nodes must share.
-    Raises `UsageError` for a job that is to resume but names neither a run directory nor a
-    checkpoint directory.
+    Raises `UsageError` if the job has several nodes, and an option that must be the same on all
+    nodes is missing. Raises `UsageError` if the job is to resume, and neither a run directory nor a
+    checkpoint directory is given.
     """
     placed = Placed.read(options["placed"]) if options["placed"] else None
     starter = StartedElsewhere.read(options["starter"]) if options["starter"] else None
@@ -187,8 +193,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
-        # Random, because no other job on the same bus may have this name. It is no secret: it is in
-        # every message and in the command lines of the processes.
+        # The name of the job is random, because no other job on the same bus may have this name.
+        # The name is no secret: it is in every message and in the command lines of the processes.
         "job": options["job"] or ("" if launched else secrets.token_hex(8)),
         "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
@@ -199,8 +205,9 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     settings = job_settings({**options, **found})
     if options["spare_if_taken"] and in_use(run_dir, node):
         node, spare = _another(settings, node), settings.nproc_per_node
-    # Only the leading node decides whether to resume. Another node may look later, and would take
-    # the story that this run has begun for the story of an earlier run.
+    # Only the launcher that runs the controller decides whether the job resumes. The launcher of
+    # another node may look later. It would then find the story that this run has just begun, and
+    # take it for the story of an earlier run.
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
@@ -224,8 +231,9 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
 
 def _another(settings: JobSettings, node: int) -> int:
     """
-    Return a free node number for an additional launcher beside that of the node `node`. The number
-    is higher than the numbers of the nodes that have ranks, and no launcher uses it.
+    Return a free node number for a spare launcher that is started although the launcher of `node`
+    runs already. The number is higher than those of all nodes with ranks of their own, and no
+    running launcher uses it.
     """
     numbers = count(settings.nnodes + node, settings.nnodes)
     return next(number for number in numbers if not in_use(settings.run_dir, number))
@@ -233,8 +241,8 @@ def _another(settings: JobSettings, node: int) -> int:
 
 def named(plan: Plan) -> Plan:
     """
-    Return the plan with the name of its job. If the operator has given no name, all launchers of
-    the job read the same one from the run directory.
+    Return the plan with the name of its job filled in. If the operator has given no name, all
+    launchers of the job read the same name from the run directory.
     """
     if plan.settings.job:
         return plan
@@ -244,11 +252,11 @@ def named(plan: Plan) -> Plan:
 
 def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) -> None:
     """
-    Check that the options with the same value on all nodes were given.
+    Check that the options that must have the same value on all nodes were given.
 
-    Raises `UsageError` if one of them is missing. `--job` is not needed with `launched` (under
-    another launcher), because nodes then find the name of the job in the run directory. Nothing is
-    needed with `alone` (a job of one node).
+    Raises `UsageError` if such an option is missing. `alone` is True for a job of one node, which
+    needs none of these options. `launched` is True if the job runs under another launcher. Such a
+    job does not need `--job`, because its nodes read the name of the job from the run directory.
     """
     needed = ("broker", "run_dir") if launched else ("job", "broker", "run_dir")
     missing = [name for name in needed if options[name] is None]
@@ -263,7 +271,7 @@ def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) ->
 
 def check_settings(settings: JobSettings) -> None:
     """
-    Check that the settings are within their bounds. Raises `UsageError` otherwise.
+    Check that every setting has an allowed value. Raises `UsageError` otherwise.
     """
     for option, value, least in (
         ("--nnodes", settings.nnodes, 1),
@@ -296,8 +304,8 @@ def check_settings(settings: JobSettings) -> None:
 
 def check_plan(plan: Plan) -> None:
     """
-    Check that the job can be run as requested. Raises `UsageError` or `CheckpointCorrupt`
-    otherwise.
+    Check that the job can be run as planned. Otherwise raises `UsageError`, or `CheckpointCorrupt`
+    if the checkpoint to resume from is damaged.
     """
     settings = plan.settings
     check_settings(settings)
@@ -315,7 +323,7 @@ def check_plan(plan: Plan) -> None:
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
-        # the script is not checked, because the other program starts it
+        # the script is not checked, because another program starts the ranks with their script
         _check_starter(plan.starter)
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"the script {plan.script} does not exist")
@@ -353,9 +361,10 @@ def _check_starter(starter: StartedElsewhere) -> None:
 
 def check_open(host: str, option: str, *, allowed: bool) -> None:
     """
-    Check that other machines can reach the ports of this job only if the operator has allowed it.
+    Check that other machines can connect to the address `host` only if the operator has allowed
+    this (`allowed`).
 
-    Raises `UsageError` otherwise. `option` is the option that gave the address.
+    Raises `UsageError` otherwise. `option` is the command-line option that `host` comes from.
     """
     if not allowed and not is_loopback(host):
         raise UsageError(

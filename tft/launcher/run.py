@@ -1,9 +1,10 @@
 """
-`tft run`: starts the processes of a job on this node (agent, broker, controller).
+The command `tft run`: starts the processes of a job on this node. These are the agent and, on the
+node that leads, the broker and the controller.
 
-It restarts the broker and the controller when they die. It reports to the controller what no other
-process can see: the end of an agent, and a signal that asks for the end of the job. It leaves no
-process behind.
+`tft run` restarts the broker and the controller when they die. It reports to the controller when
+the agent has ended, and when a signal asks for the end of the job. Before `tft run` ends, it ends
+all processes that it has started.
 """
 
 import asyncio
@@ -54,27 +55,30 @@ from tft.protocol.topics import ORDERS, REPORTS
 from tft.stopped import LIMIT
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
-# seconds that an agent gets to end after the controller told it to: its ranks must leave first
+# seconds that the agent gets to end by itself after the controller has ordered its end: its ranks
+# must end first
 _TOLD_GRACE = 15.0
-# seconds to wait for the end of the job after a signal: the time limits of the controller for
-# stopping the ranks and for saving a last checkpoint
+# seconds to wait for the end of the job after a signal: as long as the controller may take to stop
+# the ranks and to save a last checkpoint
 _STOP_LIMIT = Policy().stop + Policy().save
-# seconds to wait until a controller on another node acknowledges a report: that node may be lost
+# seconds to wait until a controller on another node acknowledges a report; the limit is needed
+# because that node may be lost
 _NEWS_LIMIT = 10.0
-# seconds after which a node gives up if the broker refuses it: the broker of an earlier job may
-# still listen at the address until the broker of this job starts
+# seconds after which a node gives up if the broker refuses it; not at once, because the broker of
+# an earlier job may still listen at the address until the broker of this job starts
 _SHUT_OUT_LIMIT = 10.0
-# seconds without a controller after which the operator is told what this node waits for
+# seconds without a message of a controller after which the operator is told that this node waits
+# for a controller
 _UNHEARD = 10.0
-# seconds for the reaper to end the processes that a killed agent has left behind
+# seconds to wait, after an agent was killed, until its reaper has ended the processes left behind
 _ORPHANS_LIMIT = 5.0
 
 
 def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     """
-    Carry out a checked plan until the job is over, and return the exit code of `tft run`.
+    Run the processes of a checked plan until the job is over. Return the exit code of `tft run`.
 
-    `environment` is added to the environment of every process of the job.
+    The variables in `environment` are added to the environment of every process of the job.
     """
     raise_open_files("tft run")
     with run_dir_of(plan.settings, plan.node, leads=plan.leads, goes_on=plan.goes_on):
@@ -85,7 +89,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin and not plan.goes_on:
             _turn_back(checkpoint_store_of(settings))
-        # another launcher may start one `tft run` for each rank: only the leading one prints this
+        # Another launcher may have started one `tft run` for each rank. Then only the `tft run`
+        # that leads the job prints this line.
         if plan.leads or plan.placed is None:
             say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
         if plan.leads and settings.resume and not plan.goes_on:
@@ -118,9 +123,10 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
 
 def _last_checkpoint(plan: Plan) -> str:
     """
-    Return the sentence for the operator about the last checkpoint.
+    Return the sentence that tells the operator that the job ended with a last checkpoint.
 
-    The sentence offers `--resume` only if `--resume` will accept the checkpoint.
+    The sentence says how to continue with `--resume`, or why `--resume` would not accept the
+    checkpoint.
     """
     store = checkpoint_store_of(plan.settings)
     last = newest(store)
@@ -132,10 +138,11 @@ def _last_checkpoint(plan: Plan) -> str:
 
 def _turn_back(store: CheckpointStore) -> None:
     """
-    Rename the checkpoints that are newer than the newest usable one, so that they no longer count.
+    Rename all checkpoints that are newer than the newest usable checkpoint. tft then ignores the
+    renamed checkpoints.
 
-    A job that is restarted automatically then resumes from the usable checkpoint. If no checkpoint
-    is usable, nothing is renamed.
+    So a job that is restarted automatically resumes from the newest usable checkpoint. If no
+    checkpoint is usable, nothing is renamed.
     """
     last, directory = newest(store), resumable(store)
     if last is None or directory is None or last == directory:
@@ -146,8 +153,8 @@ def _turn_back(store: CheckpointStore) -> None:
 
 def _beginning(plan: Plan) -> str:
     """
-    Return the end of the first line for the operator, which says from which checkpoint the run
-    continues. Empty: the run is new.
+    Return the end of the first line that `tft run` prints. This end says from which checkpoint the
+    run continues. It is empty for a new run.
     """
     settings = plan.settings
     if plan.goes_on:
@@ -172,9 +179,9 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
 
 def say(sentence: str) -> None:
     """
-    Print a line for the operator on stderr, because stdout belongs to the ranks.
+    Print a line for the operator on stderr. Only the output of the ranks goes to stdout.
 
-    If nobody reads stderr any more, the error is ignored: the job continues without its terminal.
+    If stderr cannot be written, for example because the terminal is closed, the error is ignored.
     """
     with suppress(OSError):
         click.echo(f"tft: {sentence}", err=True)
@@ -182,7 +189,8 @@ def say(sentence: str) -> None:
 
 class NodeLauncher:
     """
-    Runs the processes of one node, from the start of the first to the end of the last.
+    Starts, supervises and ends the processes of one launcher: agent, broker and controller, as far
+    as the plan has them.
     """
 
     def __init__(
@@ -211,7 +219,8 @@ class NodeLauncher:
 
     async def run(self) -> int:
         """
-        Start all processes, supervise them until the job is over, and end those that are left.
+        Start all processes of this launcher, and supervise these processes until the job is over.
+        Then end the processes that still run.
 
         Returns the exit code of `tft run`.
         """
@@ -237,9 +246,11 @@ class NodeLauncher:
 
     async def _keep(self, name: str) -> None:
         """
-        Run the broker or the controller until the job is over, and restart it when it dies.
+        Run the broker or the controller until the job is over, and restart the process when it
+        dies. `name` says which of the two processes.
 
-        The job ends if this process dies too often, or refuses to start.
+        The job ends if the process dies too often, or refuses its first start. It also ends if a
+        restarted controller refuses to start.
         """
         restarts = Restarts()
         refusable = True
@@ -251,9 +262,9 @@ class NodeLauncher:
                 self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
                 return
             if code == REFUSED and (refusable or name == "controller"):
-                # A restarted broker may find its port in use for a moment, so it is started again
-                # if it refuses. A controller that refuses a damaged story will always refuse it, so
-                # the job ends.
+                # The job ends here. Only a restarted broker that has refused to start is started
+                # again below, because it may have found its port in use for a moment. A controller
+                # that refuses a damaged story (the record of all events) would always refuse it.
                 self._refused(name, REFUSED if refusable else FAILED)
                 return
             if not restarts.again(self._clock.now()):
@@ -268,7 +279,8 @@ class NodeLauncher:
 
     async def _watch_agent(self) -> None:
         """
-        Run the agent. The agent is not restarted, because its ranks die with it.
+        Run the agent until it ends. The agent is not restarted, because the ranks of the node die
+        with their agent.
         """
         name = self._plan.agent
         agent = self._start(name)
@@ -277,8 +289,8 @@ class NodeLauncher:
             self._refused(name, REFUSED)
             return
         if code == COMPLETED:
-            # The agent was told to end. On the node that runs the controller, the exit code of the
-            # controller decides.
+            # The controller has ordered the end of the agent. If this launcher runs the controller,
+            # the exit code of the controller is the result of the job. Otherwise the report has it.
             if not self._plan.leads:
                 self._finish(self._reported())
             return
@@ -288,7 +300,7 @@ class NodeLauncher:
         lost = NodeLost(node=node, pid=pid, why=why, at=self._clock.now())
         if self._plan.leads:
             await self._tell(lost)
-            return  # the controller decides whether the job can go on
+            return  # the controller of this launcher decides whether the job can go on
         with suppress(TimeoutError):
             async with asyncio.timeout(_NEWS_LIMIT):
                 await self._tell(lost)
@@ -332,10 +344,10 @@ class NodeLauncher:
 
     def _finish(self, code: int, *, grace: float = 0.0) -> None:
         """
-        Mark the job as over, with the exit code `code`.
+        Mark the job as over. `code` is the exit code of `tft run`. Only the first call counts.
 
-        `grace` is the time in seconds that the agent gets to end by itself. It is 0 if no
-        controller has told the agent to end.
+        `grace` is the time in seconds that the agent gets to end by itself, because the controller
+        has ordered its end. With 0 the agent is ended at once.
         """
         if not self._over.done():
             self._grace = grace
@@ -343,10 +355,12 @@ class NodeLauncher:
 
     def _reported(self) -> int:
         """
-        Return the exit code of the job from the report, on a node that does not run the controller.
+        Return the exit code of the job that the report in the run directory contains. A launcher
+        that does not run the controller calls this method when its agent has ended.
 
-        The controller writes the report before it tells the agents that the job is over. So a
-        missing report means that this node has another run directory; the result is then `FAILED`.
+        The controller writes the report before it orders the agents to end. So if this node finds
+        no report, its run directory is another one than that of the controller. The method then
+        returns `FAILED`.
         """
         code = self._report.exit_code()
         if code is None:
@@ -363,16 +377,17 @@ class NodeLauncher:
 
     def _signalled(self, number: signal.Signals) -> None:
         """
-        Ask for a last checkpoint at the first signal; kill all processes at the next one.
+        Handle SIGINT or SIGTERM. After the first signal, the job is asked to end with a last
+        checkpoint. After the second signal, all processes are killed.
 
-        If another launcher has placed this rank, the next signals are ignored.
+        If another launcher has placed the rank of this node, a second signal is ignored.
         """
         if not self._stop.done() and not self._over.done():
             self._stop.set_result(number)
             return
         if self._plan.placed is not None:
-            # another launcher may send the signal twice, and kills this process when its own time
-            # limit is over
+            # The other launcher, such as torchrun, may send a signal twice. It does not depend on
+            # the second signal: it kills this process when its own time limit is over.
             return
         say(f"{number.name}: all processes are killed")
         for part in self._parts.values():
@@ -390,8 +405,8 @@ class NodeLauncher:
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
-        # no limit if this launcher runs the controller: it restarts a dead controller, which then
-        # receives the request
+        # Wait without limit for the acknowledgement if this launcher runs the controller. If that
+        # controller has died, this launcher restarts it, and it then receives the request.
         limit = None if self._plan.leads else _NEWS_LIMIT
         try:
             async with asyncio.timeout(limit):
@@ -415,7 +430,8 @@ class NodeLauncher:
 
     async def _tell(self, report: Report) -> None:
         """
-        Send the report repeatedly until the controller acknowledges it, or the job is over.
+        Send a report to the controller, again and again, until the controller acknowledges the
+        report or the job is over.
         """
         number = self._outbox.add(report)
         while not self._over.done() and number in dict(self._outbox.pending()):
@@ -439,11 +455,11 @@ class NodeLauncher:
 
     async def _say_what_is_awaited(self) -> None:
         """
-        Print once what this node waits for, when it has not heard a controller for `_UNHEARD`
-        seconds.
+        If no controller was heard for `_UNHEARD` seconds after the start, print once that this node
+        waits for a controller.
 
-        A node waits without limit for the node that leads. If that node failed to start, its
-        terminal says why.
+        A node waits without limit for the launcher that runs the controller. If that launcher could
+        not start, only its own terminal says why.
         """
         try:
             async with asyncio.timeout(_UNHEARD):
@@ -457,11 +473,11 @@ class NodeLauncher:
 
     def _not_let_in(self, why: str) -> None:
         """
-        Give up if the broker has refused this node for `_SHUT_OUT_LIMIT` seconds and never accepted
-        it.
+        Print why the broker refuses this node. If the node has never heard a controller, and hears
+        none within `_SHUT_OUT_LIMIT` seconds, give up.
 
-        With wrong keys the node would otherwise wait forever. A node that was accepted before tries
-        to reach its broker until the job is over.
+        A node with wrong keys would otherwise wait forever. A node that has heard a controller
+        before does not give up: it tries to reach the broker until the job is over.
         """
         say(why)
         if not self._led.is_set() and not self._plan.leads and self._shut_out is None:

@@ -1,15 +1,15 @@
 """
-The run directory as the launcher uses it.
+The run directory, which contains the files of a run, as the launcher (`tft run`) uses it.
 
-This module decides whether a run may use the directory, writes the files of the launcher, and finds
-out which launchers use the directory now.
+This module decides whether a new run may use the directory, writes the launcher's own files there,
+and finds out which launchers use the directory now. The directory contains:
 
     job.json        the command that was run, with its settings
     logs/           the standard error of each process
     pids/           the pid of each process, as text; a launcher keeps its own file locked
-    job.name        the name of the job, for nodes that were not given one
-    story.jsonl     written by the controller; it exists if there has been a run here
-    report.json     written by the controller at the end
+    job.name        the name of the job, for launchers that were not given a name
+    story.jsonl     the recorded events of the job, written by the controller during each run
+    report.json     the report of the job, written by the controller at the end
 """
 
 import fcntl
@@ -38,13 +38,13 @@ _UNREAD = {
     ".partial": "it was never finished",
     ".given-up": "the job has since gone back to an earlier step",
 }
-"""The reasons why a checkpoint is not read, by the suffix of its directory."""
+"""The reasons why `--resume` skips a checkpoint, by the suffix of the checkpoint's directory."""
 
 
 def launcher_name(node: int) -> str:
     """
-    Return the name of a node's launcher, as used for its log and its pid file. Node -1 is a
-    launcher without a node.
+    Return the name of the launcher of a node, which is used for the launcher's pid file. Node -1
+    stands for a launcher without a node (`tft lead`).
     """
     return {-1: "lead", 0: "run"}.get(node, f"run-{node}")
 
@@ -66,25 +66,28 @@ def log_file(run_dir: Path, part: str) -> Path:
 
 def new_run_dir() -> Path:
     """
-    Return the path of a new run directory. Its name sorts by time and is not used by another run.
+    Return a path for a new run directory. Its name contains the time and a random number, so that
+    names sort by time and no other run has the same name.
     """
     return Path("tft-runs", f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}")
 
 
 def holds_story(run_dir: Path) -> bool:
     """
-    Return True if there has been a run in this directory.
+    Return True if there has been a run in the directory `run_dir`: its controller has then written
+    a story.
     """
     return (run_dir / STORY).exists()
 
 
 def living_run(run_dir: Path) -> str | None:
     """
-    Return the id of the run whose nodes train in this directory without a leader, or None if there
-    is no such run.
+    Return the id of a run whose nodes go on training in this directory although its controller may
+    be gone. Return None if there is no such run.
 
-    A node counts if its launcher is alive and was started before the last entry of the story. A
-    launcher that was started later belongs to the next run.
+    There is such a run if the run has no report yet, and the launcher of some node is alive that
+    was started before the last entry of the story. A launcher that was started after this entry
+    belongs to the next run.
     """
     try:
         told = (run_dir / STORY).stat().st_mtime_ns
@@ -104,8 +107,8 @@ def living_run(run_dir: Path) -> str | None:
 
 def check_no_launcher(run_dir: Path) -> None:
     """
-    Check that no `tft run` trains in this directory, for a controller that is started by hand.
-    Raises `UsageError` if one does: it has a controller of its own.
+    Check that no `tft run` uses this directory. Raises `UsageError` if some `tft run` does. This
+    check is for a controller that is started by hand: a running `tft run` has a controller already.
     """
     for path in sorted((run_dir / "pids").glob("run*.pid")):
         if _is_locked(path):
@@ -124,12 +127,12 @@ def check_run_dir(
     goes_on: bool = False,
 ) -> None:
     """
-    Check whether this run may use its directory. Nothing is written.
+    Check whether the launcher of `node` may use the run directory. Nothing is written.
 
     If `leads` is True, this launcher starts the controller of the job. If `goes_on` is True, the
-    nodes train already, and the controller only takes over their job. Checkpoints and story are
+    nodes train already, and the new controller only takes over their job. Checkpoints and story are
     checked only if `leads` is True and `goes_on` is False. If `may_begin` is True, a run that is to
-    resume may begin anew if there is no checkpoint.
+    resume begins at step 0 when there is no checkpoint.
 
     Raises `UsageError` if the run may not use the directory, and `CheckpointCorrupt` if the
     checkpoint to resume from is damaged.
@@ -143,8 +146,9 @@ def check_run_dir(
         with _locked(settings, node):
             pass
     if not leads or goes_on:
-        # only the leading node checks checkpoints and story: here the leading node may already have
-        # begun the story of this run
+        # Checkpoints and story are checked only before the controller starts. Here the controller
+        # of this run may already have begun a story, which would be taken for that of an earlier
+        # run.
         return
     if settings.resume:
         if may_begin:
@@ -169,9 +173,9 @@ def check_run_dir(
 
 def make_run_dir(run_dir: Path) -> None:
     """
-    Create the run directory and its folders `logs` and `pids`, if they are missing.
+    Create the run directory and its folders `logs` and `pids`, unless they exist.
 
-    Raises `UsageError` if that is not possible.
+    Raises `UsageError` if they cannot be created.
     """
     try:
         for folder in ("logs", "pids"):
@@ -187,18 +191,21 @@ def run_dir_of(
     settings: JobSettings, node: int, *, leads: bool = True, goes_on: bool = False
 ) -> Iterator[None]:
     """
-    Use the run directory for this launcher: create it if necessary, and lock it against other
-    launchers of this node.
+    Reserve the run directory for this launcher during a `with` block. The directory is created if
+    necessary. Meanwhile no second launcher of the same node can use the directory.
 
-    The leading node removes unfinished and old checkpoints on entry and on exit. With `goes_on` it
-    does not remove them on entry, because the nodes may be writing a checkpoint.
+    If `leads` is True, unfinished and old checkpoints are removed before and after the block. If
+    `goes_on` is True, they are not removed before the block, because the nodes train already and
+    may be writing a checkpoint.
 
-    Raises `UsageError` if the directory cannot be made, or if another launcher uses it.
+    Raises `UsageError` if the directory cannot be created, or if another launcher of this node uses
+    the directory.
     """
     make_run_dir(settings.run_dir)
     with _locked(settings, node) as lock:
         pid = f"{os.getpid()}\n".encode()
-        # the file must not be replaced by renaming, because the lock belongs to this file
+        # write the pid into the existing pid file: a new file with the same name would not be
+        # locked
         os.pwrite(lock, pid, 0)
         os.truncate(lock, len(pid))
         store = checkpoint.checkpoint_store_of(settings)
@@ -213,7 +220,7 @@ def resumable(store: CheckpointStore) -> Path | None:
     """
     Return the newest checkpoint that is undamaged and contains the rank-local state of all ranks.
 
-    If there is no such checkpoint, return the newest checkpoint of all. None: there is no
+    If no checkpoint is like that, return the newest checkpoint of all. Return None if there is no
     checkpoint.
     """
     found = checkpoint.committed(store)
@@ -225,24 +232,26 @@ def resumable(store: CheckpointStore) -> Path | None:
 
 def unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return why a job cannot resume from a checkpoint, or "" if it can. Every file is read.
+    Return why a job cannot resume from a checkpoint, or "" if the job can. Every file of the
+    checkpoint is read and verified.
     """
     return _unfit(store, directory, checkpoint.verify)
 
 
 def known_unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return why a job cannot resume from a checkpoint, as far as its manifest shows. Empty: the
-    manifest shows no obstacle. The other files are not read.
+    Return why a job cannot resume from a checkpoint, as far as the checkpoint's manifest (its list
+    of files) shows. Return "" if the manifest shows no obstacle. The other files are not read.
     """
     return _unfit(store, directory, checkpoint.manifest_of)
 
 
 def passed_over(store: CheckpointStore, chosen: Path | None) -> list[str]:
     """
-    Return the newer directories that `--resume` skips, as one sentence for each.
+    Return one sentence for each checkpoint directory that is newer than `chosen`, but that
+    `--resume` skips. The sentence says why the directory is skipped.
 
-    `chosen` is the checkpoint to resume from; None: there is none.
+    `chosen` is the checkpoint to resume from, or None if there is no such checkpoint.
     """
     at = -1 if chosen is None else store.step_of(chosen)
     return [
@@ -275,9 +284,10 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
 
 def shared_name(run_dir: Path) -> str:
     """
-    Return the name that all launchers in this run directory share, also in later runs.
+    Return the name of the job that all launchers with this run directory use, also in later runs.
 
-    The first caller writes a random name, which nobody can guess, and later callers read it.
+    The first launcher that calls this function writes a random name to a file. Later launchers read
+    the name from this file.
     """
     path = run_dir / NAME
     mine = path.with_name(f"{NAME}.{secrets.token_hex(4)}")
@@ -285,7 +295,8 @@ def shared_name(run_dir: Path) -> str:
     os.write(made, secrets.token_hex(8).encode())
     os.close(made)
     with suppress(FileExistsError):
-        # os.link is atomic, also on a file system that machines share: only one caller succeeds
+        # `os.link` is atomic, also on a shared file system: if several launchers come here at the
+        # same time, only one of them creates the file
         os.link(mine, path)
     mine.unlink()
     return path.read_text()
@@ -293,7 +304,8 @@ def shared_name(run_dir: Path) -> str:
 
 def write_job(settings: JobSettings, command: Sequence[str]) -> None:
     """
-    Write `job.json`. `command` is the script and its arguments.
+    Write the file `job.json`, which contains the settings of the job and its command. `command` is
+    the script and its arguments.
     """
     facts = {
         **asdict(settings),
@@ -316,14 +328,15 @@ class JobThere:
     log: Path
     """The log file of the controller."""
     curve: Path | None = None
-    """The directory with the keys of the job. None: it has no keys."""
+    """The directory with the keys of the job. None: the bus of the job is not encrypted."""
 
 
 def job_there(run_dir: Path) -> JobThere:
     """
-    Return how to reach the job that runs in a run directory.
+    Return the name of the job that runs in a run directory, and how to reach this job.
 
-    Raises `UsageError` if no job runs there, if its record is not readable, or if the job is over.
+    Raises `UsageError` if no job has run there, if `job.json` cannot be read, or if the job is
+    over.
     """
     path, report = run_dir / JOB, run_dir / REPORT
     try:
@@ -340,7 +353,8 @@ def job_there(run_dir: Path) -> JobThere:
         raise UsageError(
             f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
         ) from None
-    # job.json is written at the start of a run: an older report.json belongs to an earlier run
+    # The launcher writes job.json at the start of a run. So a report.json that is older than
+    # job.json belongs to an earlier run.
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
@@ -349,10 +363,12 @@ def job_there(run_dir: Path) -> JobThere:
 
 def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
     """
-    Return where the checkpoints of a run directory are, according to the job.json of its last run.
+    Return the place of the checkpoints that belong to a run directory. The file `job.json` of the
+    last run in this directory names the place.
     """
     default = CheckpointStore(directory=run_dir / "checkpoints")
-    # without a readable job.json (no run yet, or another version of tft) the default holds
+    # if job.json cannot be read (there was no run yet, or another version of tft has written the
+    # file), return the default place
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads((run_dir / JOB).read_text())["settings"]
         return CheckpointStore(
@@ -363,8 +379,8 @@ def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
 
 class FreshReport:
     """
-    The report of the run that begins now. The report of an earlier run in the same directory is
-    ignored.
+    The report of the run that begins when this object is created. A report that an earlier run has
+    left in the same directory does not count.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -375,15 +391,15 @@ class FreshReport:
 
     def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
-        Return the incidents of this run. Those of earlier runs, with which the report of a resumed
-        job begins, are left out.
+        Return the incidents of this run. The report of a resumed job begins with the incidents of
+        earlier runs; these incidents are left out.
         """
         return self._new("incidents")
 
     def missed(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
-        Return the periodic checkpoints that this run could not write. Those of earlier runs are
-        left out.
+        Return the periodic checkpoints that this run could not write. Checkpoints that earlier runs
+        could not write are left out.
         """
         return self._new("missed")
 
@@ -395,13 +411,13 @@ class FreshReport:
 
     def result(self) -> str:
         """
-        Return the result of the job, such as `completed`. Empty: the report is not written yet.
+        Return the result of the job, such as `completed`, or "" if the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["result"])
 
     def why(self) -> str:
         """
-        Return why the job ended. Empty: the report is not written yet.
+        Return why the job ended, or "" if the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["why"])
 
@@ -417,7 +433,7 @@ class FreshReport:
 
     def text(self) -> str | None:
         """
-        Return the text of the report; None if it is not written yet.
+        Return the text of the report, or None if the report is not written yet.
         """
         if self._stamp() == self._earlier:
             return None
@@ -450,7 +466,7 @@ def last_line(log: Path) -> str:
 
 def in_use(run_dir: Path, node: int) -> bool:
     """
-    Return True if a launcher of this node is running in the run directory.
+    Return True if a launcher of the node `node` uses the run directory now.
     """
     return _is_locked(pid_file(run_dir, launcher_name(node)))
 
@@ -472,8 +488,8 @@ def _is_locked(path: Path) -> bool:
 @contextmanager
 def _locked(settings: JobSettings, node: int) -> Iterator[int]:
     """
-    Open and lock the launcher's pid file, and yield the descriptor. The kernel unlocks the file
-    when the launcher ends.
+    Open and lock the pid file of the launcher of `node`, and yield the file descriptor. The lock
+    ends with the `with` block, at the latest when the launcher ends.
 
     Raises `UsageError` if another launcher holds the lock.
     """

@@ -1,6 +1,6 @@
 """
-The lines that the command `tft run` prints at the end. They name each incident, the tracebacks of
-bugs in user code, and the periodic checkpoints that could not be written.
+The lines that the command `tft run` prints at the end of a job. These lines name each incident, the
+tracebacks of bugs in user code, and the periodic checkpoints that could not be written.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ def summary(
     missed: list[dict[str, Any]],
 ) -> list[str]:
     """
-    Return the lines for the `incidents` of a report, and for the checkpoints that could not be
-    written (`missed`).
+    Return the lines to print for the lists `incidents` and `missed` of a job's report. `missed` are
+    the periodic checkpoints that could not be written.
     """
     lines = [line for incident in incidents for line in _lines(incident)]
     return [*lines, *(_missing(each) for each in missed)]
