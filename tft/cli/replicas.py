@@ -1,6 +1,6 @@
 """
 `tft replicas`: computes from the sizes of the parallelism alone which ranks will hold copies of
-each shard, which losses the job survives, and what the copies cost.
+each shard, which losses of ranks or nodes the job survives, and how much memory the copies cost.
 """
 
 import json
