@@ -180,8 +180,8 @@ class CheckpointStore:
         named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
-            # skip names that this pattern does not produce: with `{step:08d}`, a directory `step-7`
-            # is not a checkpoint of this job
+            # skip names that the pattern of this store cannot produce. For example, the pattern
+            # `step-{step:08d}` does not produce the name `step-7`
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
             if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
@@ -263,7 +263,7 @@ class CheckpointPart:
     """
 
     files: tuple[SavedFile, ...] = ()
-    """The files that the rank has written."""
+    """The files of the checkpoint that the rank has written."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """The digests of the state in the memory of the rank, by shard and part of the shard. Shards
     whose files another rank writes are included. Empty if the adaptor cannot compare the state."""
@@ -276,7 +276,8 @@ def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    # rename the record only when it is complete, so that no reader finds a half-written record
+    # write the record under another name, and rename it only when it is complete: so no reader
+    # finds a half-written record
     beside.rename(directory / _part(rank))
 
 

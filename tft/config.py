@@ -38,14 +38,14 @@ class JobSettings:
     """The name of the job. No other job on the same bus may have this name. A rank must send the
     name to fetch state from another rank."""
     run_dir: Path
-    """The directory for the records of the run."""
+    """The run directory, in which the run keeps its records, such as logs and the report."""
     broker: str
     """The address of the broker, as HOST:PORT."""
     run: str = ""
     """The identifier of one start of `tft run`. A restarted controller gets the same identifier, so
     it can tell which records belong to its own run, and continues them."""
     nnodes: int = 1
-    """The number of agents that take part, one for each node."""
+    """The number of nodes of the job, without spare nodes. Each node has one agent."""
     nproc_per_node: int = 1
     """The number of ranks of each node, which the node's agent starts."""
     adaptor: str = "pytorch"
@@ -61,11 +61,11 @@ class JobSettings:
     """The number of incidents that one rank may cause within 10 minutes. If the rank causes one
     more, tft neither lets the rank try again nor replaces its process."""
     replace_nodes: bool = False
-    """Replace all processes of a node when one of them is lost. By default only the lost process is
-    replaced."""
+    """True: when a process is lost, all processes of its node are replaced. False: only the lost
+    process is replaced."""
     spread_savers: bool = False
-    """Spread the ranks that write the shards of a last checkpoint over as many nodes as possible.
-    By default the first holder of each shard writes the shard."""
+    """True: the ranks that write the shards of a last checkpoint are chosen on as many different
+    nodes as possible. False: the first holder of each shard writes the shard."""
     save_copies: str = "one"
     """How many copies of each shard a checkpoint contains. `one`: one copy. `all`: one copy from
     each rank that holds the shard."""
@@ -92,7 +92,7 @@ class JobSettings:
     """The number of periodic checkpoints to keep. Older checkpoints are removed. 0: all checkpoints
     are kept."""
     resume: bool = False
-    """Continue from the newest checkpoint."""
+    """True: the job continues from the newest checkpoint. False: training starts anew."""
     curve: Path | None = None
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
@@ -106,8 +106,8 @@ class JobSettings:
     """The step after which training ends, as if the script asked for no more steps. 0: the script
     decides when training ends."""
     record_digests: bool = False
-    """Let each rank write digests of its batches, losses and state after every step, so that two
-    runs can be compared."""
+    """True: each rank writes digests of its batches, losses and state to a file in every step, so
+    that two runs can be compared."""
 
     @property
     def world(self) -> int:

@@ -176,7 +176,7 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
     # The certificate never expires, so that no job ends because a date has passed. This is safe,
-    # because a peer accepts only exactly the certificate in its own key directory.
+    # because each process accepts from others only the certificate in its own key directory.
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), 1)
         .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))

@@ -84,7 +84,7 @@ class Captured:
     """True if the rank has opened an update window, and if the rank-local state has never changed
     between the first capture of a step and the update window of that step."""
     position: Position
-    """The position of the rank before the captures were read."""
+    """The position of the rank, read just before the captures."""
     local_states: dict[tuple[int, bool], bytes]
     """The captures of the rank-local state. The key is the step, and whether the capture was made
     when the update window of the step closed."""
@@ -101,8 +101,8 @@ class Page:
         """The file descriptor that the rank's processes inherit."""
         self._memory = mmap.mmap(fd, _SIZE)
         self._bytes = memoryview(self._memory)
-        # with the native format "Q" each store is one 8-byte store, which no reader sees half done;
-        # a standard format such as "<Q" would store byte by byte
+        # use the native format "Q": with it, Python writes a word in one store of 8 bytes, which no
+        # reader sees half done. With a standard format such as "<Q" it would write byte by byte
         self._words = self._bytes.cast("Q")
         self._stamps = self._bytes.cast("d")
 
@@ -272,7 +272,8 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
-        # the digest depends on the tag of the capture, so a new header never fits old content
+        # the tag of the capture is the seed of the digest: so the header of one step never matches
+        # content of another step
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
@@ -313,7 +314,7 @@ class Page:
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
                 header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-                # readers skip a capture whose length is over the limit
+                # a length over the limit makes the capture invalid: readers skip it
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
@@ -343,7 +344,7 @@ class Page:
 
     def position(self) -> Position:
         """
-        Return the position of the training thread.
+        Return the position of the training thread (see `move`).
         """
         step, edges = divmod(self._words[_POSITION], 8)
         return Position(

@@ -46,8 +46,8 @@ in a plugin must not end a process of tft."""
 log = structlog.get_logger(__name__)
 
 
-# cached, because each rank's process calls this function twice: before the script runs, and in
-# `tft.init`
+# the result is cached, because the process of a rank calls this function twice: before the script
+# runs, and in `tft.init`
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
@@ -215,7 +215,7 @@ def call_guarded(
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
     answers: list[Any] = []  # Any: each hook has its own type of answer
-    # as in pluggy, the plugin that was registered last is called first
+    # call the plugin that was registered last first, as pluggy does
     for implementation in reversed(caller.get_hookimpls()):
         try:
             # call the function of each plugin here: pluggy's own call would stop at the first

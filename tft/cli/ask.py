@@ -205,7 +205,7 @@ class Leader:
         Raises `PeerError` if no `Lead` message has arrived for `_SILENCE` seconds.
         """
         try:
-            # when the timeout cancels `receive`, no message is lost (see `Bus.receive`)
+            # no message is lost if the timeout cancels the call of `receive` (see `Bus.receive`)
             async with asyncio.timeout(limit):
                 arrival = await self._bus.receive()
         except TimeoutError:

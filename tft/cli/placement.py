@@ -37,11 +37,11 @@ class Question:
 
     layout: Layout
     ranks_per_node: int | None = None
-    """The number of ranks on each node. None: nodes are not considered."""
+    """The number of ranks on each node. None: the loss of nodes is not computed."""
     parameters: float = 0
     """The number of parameters of the whole model. 0: bytes per rank are not computed."""
     of_experts: float = 0
-    """How many of the parameters belong to experts."""
+    """The number of the model's parameters that belong to experts."""
 
 
 def in_words(asked: Question, *, everything: bool) -> Iterator[str]:

@@ -18,7 +18,8 @@ from tft.replay.timeline import timeline
 
 SAME = 0
 DIFFERENT = 1
-_SHOWN = 3  # later differences are mostly consequences of the first ones
+# the number of differences that are shown: later differences mostly follow from the first ones
+_SHOWN = 3
 
 
 def replay_story(path: Path, which: int | None) -> int:

@@ -48,7 +48,7 @@ MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
     """
-    One kind of state, and the ranks that hold it.
+    One kind of training state, such as the optimizer state, and the ranks that hold it.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class StateKind:
     copies: int
     """The number of ranks that hold each shard of this kind."""
     groups: Mapping[str, tuple[int, ...]]
-    """By shard: the ranks that hold a copy of it."""
+    """Maps the name of each shard to the ranks that hold a copy of the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class _Chorus:
 @dataclass(slots=True, kw_only=True)
 class _Asked:
     """
-    An order, the time when it was first sent, and the ranks to which it has been sent so far.
+    The time when an order was first sent, and the ranks to which the order has been sent so far.
     """
 
     at: float
@@ -236,7 +236,8 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # many ranks report the same failure
+        # one failure of the network makes many ranks report a fault
+        case Faulted(kind="network", step=step) if stand.open:
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None

@@ -111,7 +111,8 @@ def _digests(pieces: list[_Piece]) -> list[bytes]:
                 threads.append(thread)
         read()
     finally:
-        left.clear()  # if this rank is interrupted, the threads must stop reading
+        # an exception may have interrupted this thread: then the other threads must stop reading
+        left.clear()
         for thread in threads:
             thread.join()
     # read again the pieces that a thread failed to read, so that the caller gets the exception

@@ -98,7 +98,7 @@ class Ask:
 
     kind: Literal["start", "kill", "reap"]
     number: int
-    """The number of the process, counted by the agent."""
+    """The number that the agent has given to the process."""
     local_rank: int
 
 
@@ -118,7 +118,7 @@ class Answer:
     """With `ended`: the exit status, or the negative number of the signal that ended the process.
     """
     why: str = ""
-    """With `refused`: the reason."""
+    """With `refused`: the reason why the process could not be started."""
 
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
@@ -197,7 +197,7 @@ class BrokerAddress:
     host: str
     """The address of node 0, which must be valid on all machines."""
     port: int
-    """This port and the next one must be free on node 0."""
+    """The first port of the broker. This port and the next port must be free on node 0."""
     named: str
     """The name of the environment variable from which `host` was read, for error messages."""
 

@@ -99,18 +99,18 @@ class Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """
-    The objects that a user's factory makes, after the process groups have been formed.
+    The objects that a user's factory function makes, after the process groups have been formed.
 
     The factory is the argument `make` of `session.adopt`. Its result is available as
-    `session.model` until the process groups are freed in an incident. Then the factory is called
-    again.
+    `session.model` until an incident frees the process groups. When new process groups have been
+    formed, the factory is called again.
     """
 
     model: Any  # Any: the framework's objects can have any class
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Other objects with a state that tft keeps, by name, such as a moving average."""
+    """Other objects whose state tft also keeps, such as a moving average, by name."""
     more: Any = None
     """Any other object that training needs and that uses these process groups, such as a pipeline
     schedule. tft does not keep its state."""
@@ -179,7 +179,7 @@ class DeviceFault:
     """
 
     words: str
-    """A regular expression, searched in the message of a `RuntimeError`."""
+    """A regular expression that is searched for in the message of a `RuntimeError`."""
     kind: FaultKind | None
     """The kind of fault that the error text indicates. None: the text does not indicate a fault of
     the device, but a bug in the script, or that the script needs more device memory than there is.
@@ -188,7 +188,7 @@ class DeviceFault:
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
     source: str = ""
-    """Where the error text is documented: a page, or a place in source code."""
+    """The place where the error text is documented: a web page, or a place in source code."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -212,7 +212,7 @@ class Numbers:
     """
 
     losses: tuple[float, ...] = ()
-    """The losses from which the backward passes of the step began, in the order of the passes."""
+    """The losses of the step, one for each backward pass, in the order of the passes."""
     norm: float | None = None
     """The norm of the reduced gradients before they were clipped. None: the norm is not known, or
     it must not be judged because the script itself handles gradients that overflow."""

@@ -32,7 +32,7 @@ class Finding:
     kill: Kill | None = None
     difference: Difference | None = None
     why: str = ""
-    """Why the phase was not tried, or how the job ended."""
+    """The reason why the phase was not tried, or a text that says how the job failed."""
     inexact: tuple[str, ...] = ()
     """Sentences from the job's own report about parts of the recovery that may not be
     bit-identical."""
@@ -248,7 +248,7 @@ def _guilty(
     if difference is not None:
         done = [kill for kill in done if kill.step <= difference.step]
     if not done and difference is None and kills:
-        return kills[0]  # the job has ended before any kill was carried out
+        return kills[0]  # the job has failed before any kill was carried out
     return max(done, key=lambda kill: kill.step, default=None)
 
 
