@@ -1,7 +1,7 @@
 """
-Checkpoints on the disk: the directory, the manifest, and the rank-local state of each rank. This
-module does not depend on a framework: it knows only the name, the size and the digest of a file
-that an adaptor has written.
+Checkpoints on the disk: the directory, the manifest (the list of the checkpoint's files), and the
+rank-local state of each rank. This module does not depend on a framework: of a file that an adaptor
+has written, it knows only the name, the size and the digest.
 
     step-00000042/           a checkpoint: manifest.json, local-state-rank0.bin, …, the adaptor's files
     step-00000042.partial/   a checkpoint that is being written, or was never finished
@@ -11,11 +11,13 @@ that an adaptor has written.
     step-00000042.replaced/  an earlier checkpoint of the same step, which is being removed
     .step-00000042.0a1b2c3d.removed/  an old checkpoint that is being removed
 
-A directory is a checkpoint when it has its final name. It gets that name by one rename, after every
-file in it is synced to the disk. A reader first checks the files against the manifest.
+A directory counts as a checkpoint only when it has its final name. The directory gets that name by
+one rename, after every file in it is synced to the disk. A reader first checks the files against
+the manifest.
 
-A job has one directory and one pattern of names for its checkpoints (`CheckpointStore`). Other
-files may be in that directory too: an entry whose name does not fit the pattern is never changed.
+A job writes all its checkpoints to one directory, with names of one pattern (`CheckpointStore`).
+The directory may also contain other files: an entry whose name does not fit the pattern is never
+changed.
 """
 
 import errno
@@ -46,22 +48,24 @@ MANIFEST = "manifest.json"
 
 _BLOCK = 4 * 2**20
 """The number of bytes that are read at a time when a file is digested. Larger blocks would save
-little time; smaller ones would need many calls."""
+little time; smaller blocks would need many system calls."""
 
 _REPLACED = ".replaced"
 _GIVEN_UP = ".given-up"
 _PARTIAL = ".partial"
 _REMOVED = ".removed"
 _MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
-"""The suffixes of directories that are no readable checkpoints, or that will be removed soon."""
+"""The suffixes of directories that are not finished checkpoints, must not be used, or will be
+removed soon."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f]{{8}}\.removed")
 
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 BESIDE = ".beside"
-"""The suffix of a file that tft's adaptor writes for a shard in addition to the files of the
-script's own save function. The file is named after the shard."""
+"""The suffix of a file with the state of a shard that is not in the user's objects (adaptor hook
+`tft_beside`). tft writes the file if the script's own save function writes the shard. The file is
+named after the shard."""
 _LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
 _OWNER = "tft rank-local state of rank {}\n"
 """The first line of a file with rank-local state. It names the rank, so that a rank refuses the
@@ -76,8 +80,8 @@ class Manifest:
     """
 
     digest: str
-    """The digest of the manifest's own file, computed with zeros in the place of this field. The
-    field comes first, so that a reader finds it at a fixed place."""
+    """The digest of the manifest's own file, computed with zeros in the place of this field. This
+    field comes first, so that the first place in the file with this text is this field."""
     schema: int
     step: int
     """The step at whose end the state was saved."""
@@ -92,8 +96,8 @@ class Manifest:
     """True if the script's own save function wrote the files of the shards. False if the adaptor
     wrote them."""
     copies: tuple[SavedFile, ...] = ()
-    """The files of additional copies of shards (option `--save-copies all`). Each file is in the
-    directory of the rank that wrote the copy (see `copy_of`)."""
+    """The files of additional copies of shards (option `--save-copies all`). Each file is in a
+    subdirectory for the rank that wrote the copy (see `copy_of`)."""
 
     @property
     def without_local_state(self) -> list[int]:
@@ -128,8 +132,9 @@ class CheckpointStore:
 
     def check(self) -> None:
         """
-        Check the pattern of the names. Raises `UsageError` when the names of two steps could be
-        equal, or when a name could be taken for that of an unfinished or removed directory.
+        Check the pattern of the names. Raises `UsageError` when the pattern could give two steps
+        the same name, or is not a plain file name. Also raises `UsageError` when a name could be
+        taken for the name of an unfinished, abandoned or removed checkpoint.
         """
         name = self.name
         match = _NAME.fullmatch(name)
@@ -157,16 +162,16 @@ class CheckpointStore:
 
     def step_of(self, directory: Path) -> int | None:
         """
-        Return the step in the name of a directory. Return None if the directory does not exist, or
-        if its name does not fit the pattern of checkpoint names (see `held`).
+        Return the step in the name of a directory of this store. Return None if the directory does
+        not exist, or if its name does not fit the pattern of checkpoint names (see `held`).
         """
         return next((step for step, _, held in self.held() if held == directory), None)
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
-        Yield every directory whose name fits the pattern of checkpoint names, as three values: the
-        step, the suffix after the name (such as `.partial`), and the directory. A hidden directory
-        is yielded only when it is being removed.
+        Yield three values for every directory whose name fits the pattern of checkpoint names: the
+        step, the suffix after the name (such as `.partial`), and the path. A hidden directory
+        is yielded only if its suffix says that it is being removed.
         """
         match = _NAME.fullmatch(self.name)
         if match is None or not self.directory.is_dir():
@@ -175,8 +180,8 @@ class CheckpointStore:
         named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
-            # skip names that this pattern does not produce: with `{step:08d}`, a directory `step-7`
-            # is not a checkpoint of this job
+            # skip names that the pattern of this store cannot produce. For example, the pattern
+            # `step-{step:08d}` does not produce the name `step-7`
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
             if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
@@ -245,8 +250,8 @@ def open_round(final: Path, incident: int, number: int) -> Path:
 
 def copy_of(directory: Path, rank: int) -> Path:
     """
-    Return the directory into which a rank writes additional copies of shards. The first copy of
-    each of these shards is written by another rank.
+    Return the directory into which a rank writes additional copies of shards. Another rank writes
+    the first copy of each of these shards to the directory of the checkpoint itself.
     """
     return directory / f"copy-rank{rank}"
 
@@ -258,10 +263,10 @@ class CheckpointPart:
     """
 
     files: tuple[SavedFile, ...] = ()
-    """The files that the rank has written."""
+    """The files of the checkpoint that the rank has written."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The digests of the state in the memory of the rank, by shard and part. They include shards
-    whose files another rank writes. Empty if the adaptor cannot compare the state."""
+    """The digests of the state in the memory of the rank, by shard and part of the shard. Shards
+    whose files another rank writes are included. Empty if the adaptor cannot compare the state."""
 
 
 def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
@@ -271,22 +276,26 @@ def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    # rename the record only when it is complete, so that no reader finds a half-written record
+    # write the record under another name, and rename it only when it is complete: so no reader
+    # finds a half-written record
     beside.rename(directory / _part(rank))
 
 
 def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
-    Return the parts of all ranks of a periodic checkpoint to one caller, which must then commit the
-    checkpoint. Any rank may call this. All other callers get None, and every caller gets None as
-    long as the part of a rank is missing.
+    Return the parts that all ranks have contributed to a periodic checkpoint, and remove their
+    records.
+
+    Any rank may call this function. Only one caller gets the parts, and must then commit the
+    checkpoint. All other callers get None. Every caller gets None as long as the part of some rank
+    is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    # another rank has claimed the parts, and commits the checkpoint
+    # the record is gone: another rank has claimed the parts, and commits the checkpoint
     except FileNotFoundError:
         return None
     parts[0] = directory / _CLAIMED
@@ -298,9 +307,9 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
-    Rename the checkpoints of steps after `step`, so that no run resumes from them. The job goes on
-    from the end of `step`, and may reach another state at these later steps. All ranks may call
-    this function at the same time.
+    Rename the checkpoints of steps after `step`, so that no run resumes from these checkpoints. The
+    job goes on from the end of `step`, and may reach another state at the later steps. All ranks
+    may call this function at the same time.
 
     Return True if there was a checkpoint of a later step.
     """
@@ -316,9 +325,9 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    Rename the checkpoint `directory` to `aside`, and remove an older directory with the name
-    `aside`. If a directory with that name exists, it first gets a hidden name. Then its inode is
-    compared, because it may be the same checkpoint, which another rank has just renamed.
+    Rename the checkpoint `directory` to `aside`. If an older directory has the name `aside`, give
+    the older directory a hidden name first, and remove it. Before it is removed, its inode is
+    compared with that of the checkpoint: another rank may just have renamed the same checkpoint.
     """
     own = directory.stat().st_ino
     while True:
@@ -330,7 +339,8 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        # raised if another rank has just hidden the directory `aside`: then the name is free
+        # `rename` raises this if another rank has just hidden the directory `aside`: then the name
+        # `aside` is free
         with suppress(FileNotFoundError):
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
@@ -341,16 +351,17 @@ def _set_aside(directory: Path, aside: Path) -> None:
 
 def _going(directory: Path) -> Path:
     """
-    Return a unique hidden name for a directory that is being removed. It must be unique because a
-    later directory with the same visible name may be removed too.
+    Return a path with a unique hidden name for a directory that is being removed. The name must be
+    unique, because a later directory with the same visible name may be removed too.
     """
     return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}{_REMOVED}")
 
 
 def sweep(store: CheckpointStore, step: int | None = None) -> None:
     """
-    Remove unfinished periodic checkpoints, and the old checkpoints that `retire` has hidden. With
-    `step`, remove only checkpoints of steps up to `step`; with None, checkpoints of all steps.
+    Remove unfinished periodic checkpoints, and the old checkpoints that `retire` has hidden. If
+    `step` is given, remove only checkpoints of steps up to `step`. If it is None, remove such
+    checkpoints of all steps.
     """
     for begun, mark, directory in store.held():
         ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
@@ -360,10 +371,12 @@ def sweep(store: CheckpointStore, step: int | None = None) -> None:
 
 def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
-    Hide old checkpoints, so that `sweep` can remove them. The newest `keep` whole checkpoints of
-    steps up to `step` stay, and all older ones are hidden; with `keep` 0, none is hidden. Each
-    checkpoint is hidden by one rename, so that a half removed directory never counts as a
-    checkpoint.
+    Give old checkpoints a hidden name, so that `sweep` can remove them.
+
+    Of the checkpoints of steps up to `step`, the newest `keep` checkpoints whose files are all
+    present are not changed. All older checkpoints are hidden. If `keep` is 0, no checkpoint is
+    hidden. Each checkpoint is hidden by one rename, so that a half removed directory never counts
+    as a checkpoint.
     """
     whole = sorted(
         there
@@ -444,8 +457,8 @@ def _digest(content: bytes) -> str:
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Write the manifest into the directory `partial`, and rename the directory to `final`. A second
-    call with the same arguments changes nothing. An earlier checkpoint with the same name is
-    replaced: the job wrote it before it returned to an older checkpoint.
+    call with the same arguments changes nothing. An earlier checkpoint with the name `final` is
+    replaced: the job wrote that checkpoint before the job returned to an earlier step.
 
     Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
     not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
@@ -461,7 +474,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
-        # do not advise a rename by hand for the directory of a periodic checkpoint, because `sweep`
+        # do not tell the operator to rename the directory of a periodic checkpoint, because `sweep`
         # will remove that directory
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
@@ -472,8 +485,9 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        # move the old checkpoint away first, because a rename cannot replace a directory with
-        # files; if this process ends before the next rename, `newest` finds the old checkpoint
+        # move the old checkpoint away first, because a rename cannot replace a directory that is
+        # not empty. If this process ends before the next rename, `newest` still finds the old
+        # checkpoint under its new name
         final.rename(replaced)
     partial.rename(final)
     sync(final.parent)
@@ -542,9 +556,9 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
 
 def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
-    Return the path and the step of each checkpoint from which the same job could continue, and
-    whose step is earlier than that of the checkpoint `than`. Only the manifests are read, so a
-    listed checkpoint may still have damaged files.
+    Return the path and the step of each checkpoint that is older than the checkpoint `than`, and
+    from which the same job could continue. Only the manifests are read, so a listed checkpoint may
+    still have damaged files.
     """
     found: dict[int, Path] = {}
     for directory in committed(store):
@@ -554,8 +568,8 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            # if a step has two checkpoints, keep the first: `committed` lists the newer of them
-            # first
+            # a step may have two checkpoints: list only the first, because `committed` yields the
+            # newer checkpoint first
             found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
 
@@ -565,13 +579,13 @@ def verify(directory: Path) -> Manifest:
     Check all files of a checkpoint, and return its manifest. A shard with a damaged file is
     accepted if the checkpoint contains an undamaged additional copy of the shard.
 
-    Raises `CheckpointCorrupt` if a shard has a damaged file and no such copy. The error names the
-    file.
+    Raises `CheckpointCorrupt` if a shard has a damaged file and no undamaged additional copy. The
+    error names the file.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # check a file with the suffix BESIDE together with its shard; check a file that belongs to no
-    # shard as if it were a shard
+    # a file with the suffix BESIDE is checked together with its shard. A file that belongs to no
+    # shard is checked in the same way as a shard
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known
@@ -594,8 +608,8 @@ def _belongs(name: str, shard: str) -> bool:
 
 def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    Return the files of the additional copies of a shard. The key is the name of the directory that
-    contains the copy.
+    Return the files of each additional copy of a shard, by the name of the directory that contains
+    the copy.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:

@@ -1,6 +1,6 @@
 """
 The clock of the processes of a job. The code that decides how the job reacts to faults (`tft.core`)
-reads no clock: each event that it handles contains the time.
+does not use this clock: each event that the code handles contains the time.
 """
 
 import time

@@ -38,16 +38,16 @@ class JobSettings:
     """The name of the job. No other job on the same bus may have this name. A rank must send the
     name to fetch state from another rank."""
     run_dir: Path
-    """The directory for the records of the run."""
+    """The run directory, in which the run keeps its records, such as logs and the report."""
     broker: str
     """The address of the broker, as HOST:PORT."""
     run: str = ""
-    """The identifier of one start of `tft run`. A controller that is restarted finds the same
-    identifier, and so continues the records of its own run."""
+    """The identifier of one start of `tft run`. A restarted controller gets the same identifier, so
+    it can tell which records belong to its own run, and continues them."""
     nnodes: int = 1
-    """The number of agents that take part, one for each node."""
+    """The number of nodes of the job, without spare nodes. Each node has one agent."""
     nproc_per_node: int = 1
-    """The number of ranks that each agent starts."""
+    """The number of ranks of each node, which the node's agent starts."""
     adaptor: str = "pytorch"
     """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
     """
@@ -55,56 +55,59 @@ class JobSettings:
     """The names of the recovery strategies that tft may use, such as `retry`. Empty: all strategies
     that the adaptor supports."""
     max_incidents: int = 100
-    """The number of incidents that the job may have. If there is one more, the job saves a last
-    checkpoint and ends (strategy `dump`)."""
+    """The number of incidents that the job may have. At the next incident after that, the job saves
+    a last checkpoint and ends (strategy `dump`)."""
     max_rank_faults: int = 5
-    """The number of incidents that one rank may cause within 10 minutes. After one more, tft
-    neither lets this rank try again nor replaces its process."""
+    """The number of incidents that one rank may cause within 10 minutes. If the rank causes one
+    more, tft neither lets the rank try again nor replaces its process."""
     replace_nodes: bool = False
-    """Replace all processes of a node when one of them is lost. By default only the lost process is
-    replaced."""
+    """True: when a process is lost, all processes of its node are replaced. False: only the lost
+    process is replaced."""
     spread_savers: bool = False
-    """Spread the ranks that write the shards of a last checkpoint over as many nodes as possible.
-    By default the first holder of each shard writes the shard."""
+    """True: the ranks that write the shards of a last checkpoint are chosen on as many different
+    nodes as possible. False: the first holder of each shard writes the shard."""
     save_copies: str = "one"
     """How many copies of each shard a checkpoint contains. `one`: one copy. `all`: one copy from
     each rank that holds the shard."""
     skip_batch: bool = False
-    """After a numeric fault (such as a NaN loss), all ranks return to an earlier step. If this is
-    True, they then skip the batches up to the faulty step. If False, they train on these batches
-    again."""
+    """What ranks do after a numeric fault (such as a NaN loss), when they have returned to an
+    earlier step. True: the ranks skip the batches up to the faulty step. False: the ranks train on
+    these batches again."""
     on_corruption: str = "majority"
     """What tft does when copies of a shard differ and no copy from before the difference is left.
-    `majority`: the copies of the majority are used, and without a majority the job ends. `end`: the
-    job ends. `continue`: as `majority`, but without a majority the copy of the lowest rank is
-    used."""
+    `majority`: tft uses the content that most copies have; if there is no majority, the job ends.
+    `end`: the job ends. `continue`: as `majority`, but if there is no majority, tft uses the copy
+    of the lowest rank."""
     backup_every: int = 0
-    """The number of steps between two copies of a rank's state in host memory. 0: there are
-    none."""
+    """The number of steps between two copies of a rank's state in host memory. 0: no such copies
+    are made."""
     checkpoint_every: int = 0
-    """The number of steps between two periodic checkpoints. 0: there are none."""
+    """The number of steps between two periodic checkpoints. 0: no periodic checkpoints are
+    written."""
     checkpoint_dir: Path | None = None
     """The directory for checkpoints. By default `checkpoints` in the run directory."""
     checkpoint_name: str = CHECKPOINT_NAME
     """The pattern of the names of checkpoints. It contains the step."""
     keep_checkpoints: int = 0
-    """The number of periodic checkpoints to keep; the newest are kept. 0: keep all."""
+    """The number of periodic checkpoints to keep. Older checkpoints are removed. 0: all checkpoints
+    are kept."""
     resume: bool = False
-    """Continue from the newest checkpoint."""
+    """True: the job continues from the newest checkpoint. False: training starts anew."""
     curve: Path | None = None
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
     audit: str = "first"
-    """How much the audit checks. The audit looks for code outside the update windows of a training
-    loop whose effect an incident would repeat or lose. `first`: the audit checks the first 20 steps
-    of each process. `strict`: the audit checks all steps and raises an error for such code. `off`:
-    there is no audit."""
+    """How much the audit checks. After an incident, code of the training loop that is outside the
+    update windows may run twice or not at all. The audit looks for code there whose effect would
+    then be repeated or lost. `first`: the audit checks the first 20 steps of each process.
+    `strict`: the audit checks all steps and raises an error for such code. `off`: there is no
+    audit."""
     last_step: int = 0
-    """The step at which training ends, as if the script asked for no more steps. 0: the script
-    decides."""
+    """The step after which training ends, as if the script asked for no more steps. 0: the script
+    decides when training ends."""
     record_digests: bool = False
-    """Let each rank write digests of its batches, losses and state after every step, so that two
-    runs can be compared."""
+    """True: each rank writes digests of its batches, losses and state to a file in every step, so
+    that two runs can be compared."""
 
     @property
     def world(self) -> int:
@@ -124,8 +127,8 @@ class JobSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
     """
-    The settings of one training process. Its agent has put them into the environment of the
-    process, in the variables that are named below.
+    The settings of one training process. The agent has put each setting into the environment of the
+    process. The text of each setting begins with the name of its variable.
     """
 
     rank: int
@@ -166,8 +169,8 @@ class RankSettings:
     curve: Path | None = None
     """TFT_CURVE: see `JobSettings.curve`. An empty variable means None."""
     successor: bool = False
-    """TFT_SUCCESSOR: 1 if this process is to take the rank over from a process that still trains,
-    otherwise 0."""
+    """TFT_SUCCESSOR: 1 if this process is to take over the rank from another process, which still
+    trains. Otherwise 0."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -296,7 +299,8 @@ def inherited_environment() -> dict[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
     """
-    The settings that a training process needs before its script runs.
+    The settings that a training process needs before its script runs. The text of each setting
+    begins with the name of its environment variable.
     """
 
     rank: int
@@ -314,8 +318,8 @@ class LaunchSettings:
 
 def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
     """
-    Read the settings for `tft.worker.launch` from the environment. Raises `UsageError` if no agent
-    of tft has started the process.
+    Read the settings for the module `tft.worker.launch`, which runs a script as a rank, from the
+    environment. Raises `UsageError` if no agent of tft has started the process.
     """
     try:
         return LaunchSettings(
@@ -346,9 +350,9 @@ def descriptor_variables(
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str, str] | None:
     """
-    Return three paths from the environment of a training process: of its shared memory, of the file
-    for the stacks of its threads, and of the pipe that wakes its agent. The last path is empty if
-    there is no such pipe.
+    Return three paths from the environment of a training process: the paths of its shared memory,
+    of the file for the stacks of its threads, and of the pipe that wakes its agent. The last path
+    is empty if there is no such pipe.
 
     A process gets paths if a program other than the agent has started it. Return None for a process
     that has inherited file descriptors instead.
@@ -360,16 +364,16 @@ def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str,
 
 def aside_variables(mark: str) -> dict[str, str]:
     """
-    Return the variables TFT_ASIDE and TFT_REAPER for a helper process of the job, which is no rank.
-    TFT_REAPER is `mark`: the reaper of the node kills all processes with this value.
+    Return the variables TFT_ASIDE and TFT_REAPER for a process of the job that is not a rank.
+    TFT_REAPER has the value `mark`: when the job is over, the reaper of the node kills all
+    processes with this value.
     """
     return {"TFT_ASIDE": "1", "TFT_REAPER": mark}
 
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Return True if this process is a helper process of a job that holds no rank (see
-    `aside_variables`).
+    Return True if this process belongs to a job but is not a rank (see `aside_variables`).
     """
     return "TFT_ASIDE" in environ
 

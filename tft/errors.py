@@ -16,8 +16,8 @@ All errors that tft raises, sorted by the side that causes them.
     JobEnded(SystemExit)      not an error: the job is over and this process must end
     Interrupted(BaseException)  not an error: an incident makes the rank leave its training loop
 
-Each message is a sentence that tells an operator what was expected, what came instead, and from
-which process.
+The message of each error tells an operator what was expected, what came instead, and from which
+process.
 """
 
 
@@ -37,8 +37,8 @@ class UsageError(TftError):
 
 class UnknownAdaptor(UsageError):
     """
-    No installed package has a usable adaptor, or another kind of entry point, with the requested
-    name.
+    No installed package has a usable entry point with the requested name. The entry point may be
+    for an adaptor, or for another extension of tft.
     """
 
 
@@ -68,7 +68,7 @@ class MalformedMessage(PeerError):
 
 class TransferFailed(PeerError):
     """
-    A shard could not be fetched completely from any of its sources.
+    A shard could not be fetched completely from any of the ranks that should send it.
     """
 
 
@@ -101,17 +101,17 @@ class JobEnded(SystemExit):
     Raised on the training thread, for example by `Session.run`, when the job ends before the script
     has ended.
 
-    It is a `SystemExit`, so an ordinary script runs its `finally` blocks and exits with the status
-    `code` and without a traceback. The fault that ended the job has been reported already.
+    This exception is a `SystemExit`, so an ordinary script runs its `finally` blocks and exits with
+    the status `code` and without a traceback. A fault that ended the job has been reported already.
     """
 
 
 class Interrupted(BaseException):
     """
-    Raised on the training thread when it must leave the training loop because of an incident. It is
-    raised before an update window opens, or at the end of a step.
+    Raised on the training thread when the thread must leave the training loop because of an
+    incident. It is raised before an update window opens, or at the end of a step.
 
-    It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
-    `Session.run` catches it. After the incident it enters the loop again, at the step that the
-    controller has chosen.
+    This exception is a `BaseException`, so an ordinary `except Exception` in a training loop does
+    not catch it. `Session.run` catches the exception. After the incident, `Session.run` enters the
+    loop again, at the step that the controller has chosen.
     """

@@ -1,6 +1,6 @@
 """
-Writing of files that other processes read, so that a reader finds either the old or the new
-content; and syncing of files to the disk.
+Functions that write files for other processes, so that a reader finds either the whole old content
+or the whole new content, and that sync files to the disk.
 """
 
 import os

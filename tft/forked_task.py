@@ -1,9 +1,10 @@
 """
 The messages between an agent, its fork server and the processes that the fork server forks.
 
-The fork server has already imported the modules that a rank needs. It forks twice: its child forks
-the new process and ends, so that the new process becomes a child of the agent. The new process then
-waits for its task, which is to become a rank or the rendezvous store.
+The fork server is a process that has already imported the modules that a rank needs. To make a new
+process, the fork server forks a child, and the child forks the new process and ends. So the new
+process becomes a child of the agent. The new process then waits for its task, which is to become a
+rank or the rendezvous store.
 """
 
 import json
@@ -25,8 +26,9 @@ class ForkedTask:
     """
     The task of a forked process: to run the script of a rank, or to run a rendezvous store.
 
-    The file descriptors in this object are valid in the process that has the object. A task that is
-    sent to another process has other descriptor numbers there, which refer to the same files.
+    The file descriptors in this object are valid only in the process that has the object. When a
+    task is sent to another process, the received object has other descriptor numbers, which refer
+    to the same files.
     """
 
     work: Literal["rank", "store"]
@@ -42,7 +44,7 @@ class ForkedTask:
     """For a rank: the descriptors of its shared memory (`RankSettings.page`) and of the file for
     the stacks of its threads (`LaunchSettings.words`). If the job has several nodes, also the
     descriptor of the pipe that wakes the agent (`RankSettings.bell`). For a rendezvous store: the
-    pipe into which it writes its port."""
+    descriptor of the pipe into which the store writes its port."""
 
 
 def introduce(door: socket.socket) -> socket.socket:
@@ -61,8 +63,8 @@ def introduce(door: socket.socket) -> socket.socket:
 def give_task(channel: socket.socket, task: ForkedTask) -> None:
     """
     Send the task to the forked process at the other end of the socket `channel`. Raises OSError
-    when that process has ended. The call does not block, because each socket carries only one task,
-    which fits into its buffer.
+    when that process has ended. The call does not block, because each socket carries only one short
+    message, which fits into the buffer of the socket.
     """
     told = json.dumps([task.work, task.arguments, task.environment])
     # send the text as a file in memory, because it can be larger than a message may be

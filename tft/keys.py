@@ -1,11 +1,13 @@
 """
-The keys of a job: a directory that `tft keys` makes, and that all processes of the job read.
+The cryptographic keys of a job: files in a directory, which `tft keys` makes and all processes of
+the job read.
 
     broker.key, broker.pub       the key pair of the broker: broker.pub identifies the broker
     job.key, job.pub             the key pair of the job: a process with job.key is accepted
     transfer.key, transfer.crt   the key and certificate for the TLS ports where ranks fetch state
 
-All keys are derived from 32 bytes, so machines that share a secret already can make the same keys.
+All keys are derived from a secret of 32 bytes. So machines that already share a secret can each
+make the same keys.
 """
 
 import hmac
@@ -33,19 +35,19 @@ TRANSFER = ("transfer.key", "transfer.crt")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KEY = 40
-"""The number of characters of a CURVE key in Z85."""
+"""The number of characters of a CURVE key in the text encoding Z85."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
     """
-    The CURVE keys that a process has read.
+    The keys for CURVE (the encryption of ZeroMQ) that a process has read.
     """
 
     broker: bytes
     """The public key of the broker."""
     public: bytes
-    """The public key of the job, which all participants share."""
+    """The public key of the job, which all processes of the job share."""
     secret: bytes = field(repr=False)
     broker_secret: bytes = field(default=b"", repr=False)
     """The secret key of the broker. Empty in every process except the broker (see `read_keys`)."""
@@ -77,8 +79,9 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
 
 def share_keys(directory: Path, seed: bytes) -> None:
     """
-    Derive the keys of a job from the secret `seed`, and write them to a directory, unless the
-    directory has them already. Other processes with the same secret may call this at the same time.
+    Derive the keys of a job from the secret `seed`, and write the keys to a directory, unless the
+    directory exists already. Other processes with the same secret may call this function at the
+    same time.
 
     Raises `UsageError` when the directory contains keys of another secret.
     """
@@ -88,7 +91,7 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        # another process with the same secret has just made the directory
+        # the rename fails if another process with the same secret has just made the directory
         except OSError:
             shutil.rmtree(mine)
     _check_directory(directory)
@@ -173,7 +176,7 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
     # The certificate never expires, so that no job ends because a date has passed. This is safe,
-    # because a peer accepts only exactly the certificate in its own key directory.
+    # because each process accepts from others only the certificate in its own key directory.
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), 1)
         .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))

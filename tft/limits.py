@@ -1,10 +1,10 @@
 """
-The limits of the operating system that tft needs: the number of open files, which tft raises, and
-the number of threads, which error messages name.
+The limits of the operating system that matter to tft: the limit of open files, which tft raises,
+and the limit of threads, which error messages name.
 
-Every connection, every shared memory and every watched process needs an open file. At the limit,
-libzmq aborts its process without a message, and an agent starts ranks that cannot load their
-libraries.
+Every connection, every shared memory and every watched process needs an open file. When a process
+reaches the limit of open files, libzmq aborts the process without a message. Ranks that an agent
+starts at the limit cannot load their libraries.
 """
 
 import resource
@@ -12,11 +12,12 @@ import resource
 from tft.errors import UsageError
 
 LEAST = 256
-"""The least limit of open files with which a process of a job starts. For a broker it is enough for
-100 participants with two connections each."""
+"""The smallest limit of open files with which a process of a job starts. With this limit, a broker
+can serve 100 processes with two connections each."""
 USUAL = 1024
-"""The usual limit of open files of a process. tft raises a lower limit to this number. It is not
-raised further by default, because `select` fails for file descriptors with higher numbers."""
+"""The usual limit of open files of a process. tft raises a lower limit to this number. By default
+tft does not raise the limit further, because the function `select` of the C library fails for file
+descriptors with higher numbers."""
 
 
 def raise_open_files(part: str, *, highest: bool = False) -> None:
@@ -25,8 +26,8 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
     A limit that is already higher is not changed. With `highest`, raise the limit to the hard
     limit. Child processes inherit the limit.
 
-    Raises `UsageError` when the hard limit is less than `LEAST` files. The error names `part`, the
-    part of the job that this process is.
+    Raises `UsageError` when the hard limit is less than `LEAST` files. `part` says what this
+    process does in the job, such as "the broker", for the error message.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LEAST:
@@ -43,7 +44,7 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
 
 def no_thread(error: RuntimeError) -> str:
     """
-    Return an error message for a thread that could not be started. The message names the limits
-    that an operator should check.
+    Return an error message for the exception `error` of a thread that could not be started. The
+    message names the limits that an operator should check.
     """
     return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

@@ -27,8 +27,8 @@ def configure_logs(*, verbose: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),
-        # use the present sys.stderr, not structlog's default: a test or a caller may have replaced
-        # it
+        # write to the stream that is sys.stderr now, which a test or a caller may have replaced,
+        # and not to structlog's default stream
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

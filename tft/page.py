@@ -7,8 +7,8 @@ any time, also after the training process was killed between two stores. The nex
 rank inherits the page.
 
 A word of eight bytes is stored atomically, so a reader sees either the old or the new value. A
-capture is longer than a word. It is valid only if the digest in its header matches, and the header
-is written last.
+capture (a copy of the rank-local state) is longer than a word. A capture is valid only if the
+digest in its header matches its content. The header is written after the content.
 """
 
 import mmap
@@ -22,17 +22,18 @@ from tft.errors import UsageError
 from tft.protocol.messages import Position, SliceDigest
 
 SLOT_BYTES = 256 * 1024
-"""The number of bytes for one captured rank-local state with its header. The state of a CPU's
-generators and the data position take about 5 KB, those of each GPU a few bytes."""
+"""The number of bytes for one captured rank-local state with its header. The state of the random
+generators of the CPU and the data position take about 5 KB. The generators of each GPU take a few
+bytes more."""
 
 _SLOTS = 4
 """The number of slots for captures (copies of the rank-local state) of the last two steps. Each
 step has two: one from before its update window closed, and one from when the window closed."""
 _KEPT_SLOTS = 5
-"""The number of slots for captures that are kept longer. The adaptor keeps copies of the rest of
-the state (hook `tft_backup`), and the page keeps the capture of the same step. An adaptor keeps two
-or three such copies. Two more slots are needed, because another rank may keep copies of other steps
-than this rank."""
+"""The number of slots for captures that are kept longer. The adaptor keeps two or three copies of
+the rest of the state (hook `tft_backup`). For each of these copies, the page keeps the capture of
+the same step. Two more slots are needed, because another rank may keep copies of other steps than
+this rank."""
 _ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
 _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
@@ -47,15 +48,17 @@ _SCRIPT_ENDED = 16
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
-"""The highest number of slice digests that a reader gets in one call. The reader gets the newest
-digests."""
+"""The highest number of slice digests that one call of `digests` returns. The call returns the
+newest digests."""
 _UNKNOWN, _STEADY, _VARYING = 0, 1, 2
-"""The values of the field `_STEADINESS`: whether the rank-local state has ever changed between the
-first capture of a step and the end of the step's all-reduces. `_UNKNOWN`: no update window has
-opened yet. `_STEADY`: it has never changed. `_VARYING`: it has changed in at least one step."""
+"""The values of the field `_STEADINESS`, which says whether the rank-local state has ever changed
+between the first capture of a step and the update window of the step. `_UNKNOWN`: no update window
+has opened yet. `_STEADY`: the state has never changed there. `_VARYING`: the state has changed
+there in at least one step."""
 _LATELY = 20
 """The number of steps for which a call of `changes_late` stays in effect. The number is more than
-one, because scripts do not do the same in each step: some scripts evaluate in every tenth step."""
+one, because a script may change the rank-local state in some steps only. For example, some scripts
+evaluate the model in every tenth step."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -81,7 +84,7 @@ class Captured:
     """True if the rank has opened an update window, and if the rank-local state has never changed
     between the first capture of a step and the update window of that step."""
     position: Position
-    """The position of the rank before the captures were read."""
+    """The position of the rank, read just before the captures."""
     local_states: dict[tuple[int, bool], bytes]
     """The captures of the rank-local state. The key is the step, and whether the capture was made
     when the update window of the step closed."""
@@ -89,7 +92,8 @@ class Captured:
 
 class Page:
     """
-    The page of one rank. One process writes at a time; any number of processes may read.
+    The page of one rank. Only one process of the rank writes to the page at a time. Any number of
+    processes may read the page.
     """
 
     def __init__(self, fd: int) -> None:
@@ -97,8 +101,8 @@ class Page:
         """The file descriptor that the rank's processes inherit."""
         self._memory = mmap.mmap(fd, _SIZE)
         self._bytes = memoryview(self._memory)
-        # with the native format "Q" each store is one 8-byte store, which no reader sees half done;
-        # a standard format such as "<Q" would store byte by byte
+        # use the native format "Q": with it, Python writes a word in one store of 8 bytes, which no
+        # reader sees half done. With a standard format such as "<Q" it would write byte by byte
         self._words = self._bytes.cast("Q")
         self._stamps = self._bytes.cast("d")
 
@@ -150,22 +154,23 @@ class Page:
         self, step: int, window: bool, stamp: float, *, tail: bool = False, after: bool = False
     ) -> None:
         """
-        Write the position that the training thread reached at `stamp` (seconds).
+        Write the position that the training thread reached at the time `stamp` (CLOCK_MONOTONIC,
+        seconds).
 
-        If no flag is True, `step` has ended, and the functions that are called after the step have
-        ended too. `after` means that the step has ended, but these functions must still be called.
-        `tail` means that the window of `step` has closed, and the tail of `step` has begun.
-        `window` means that the window of `step` + 1 has opened.
+        If no flag is True, `step` has ended, and the user's functions that are called after the
+        step (such as an evaluation) have ended too. `after` means that the step has ended, but
+        these functions must still be called. `tail` means that the window of `step` has closed, and
+        the tail of `step` has begun. `window` means that the window of `step` + 1 has opened.
         """
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
     def end(self, step: int, *, after: bool) -> None:
         """
-        Write that `step` has ended. `after` is True if functions must still be called after the
-        step.
+        Write that `step` has ended. `after` is True if functions of the user, such as an
+        evaluation, must still be called after the step.
 
-        The time of the position stays the time when the window of `step` closed.
+        The time of the position is not changed: it stays the time when the window of `step` closed.
         """
         self._words[_POSITION] = 8 * step + 4 * after
 
@@ -213,16 +218,16 @@ class Page:
 
     def changes_late(self, step: int) -> None:
         """
-        Record that a capture of `step` differs from the capture that was made before the
+        Record that a later capture of `step` differs from the capture that was made before the
         all-reduces of `step`.
         """
         self._words[_CHANGES] = step
 
     def varies(self) -> None:
         """
-        Record that the rank-local state has changed within a step, between two captures before the
-        update window. From now on, another node can rely on the capture of a step only after the
-        window of the step has opened.
+        Record that the rank-local state has changed within a step, between two captures that were
+        both made before the update window. From now on, a capture that was sent to another node
+        counts as final only after the update window of its step has opened.
         """
         self._words[_STEADINESS] = _VARYING
 
@@ -231,8 +236,9 @@ class Page:
         Record that an update window opens. Count the window as unprotected if no other node has a
         usable capture of the step at this moment.
 
-        Return True if the capture of the step becomes usable only because this window opens. The
-        agent must then send the captures to another node once more, after `move` was called.
+        Return True if the other node can use the capture of the step only when it knows that this
+        window has opened. The agent must then send the captures to the other node once more, after
+        `move` was called.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY
@@ -247,11 +253,11 @@ class Page:
 
     def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
         """
-        Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
-        the rest of the state is kept too.
+        Keep the rank-local state of the end of `step` beyond the next two steps, because this rank
+        also keeps a copy of the rest of its state at the end of `step`.
 
-        `kept` are the other steps of which this rank has a copy. The captures of these steps are
-        not overwritten.
+        `kept` are the other steps of which this rank keeps such a copy. The captures of these steps
+        are not overwritten.
         """
         tag = 2 * step + 1
         tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
@@ -266,7 +272,8 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
-        # the digest depends on the tag of the capture, so a new header never fits old content
+        # the tag of the capture is the seed of the digest: so the header of one step never matches
+        # content of another step
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
@@ -307,12 +314,13 @@ class Page:
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
                 header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-                # readers skip a capture whose length is over the limit
+                # a length over the limit makes the capture invalid: readers skip it
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
-        # write the attempt last: a reader that has seen captures of later steps then still finds
-        # the earlier attempt, and does not take these captures for captures of the new attempt
+        # write the attempt after the captures were invalidated: a reader that has seen captures of
+        # later steps then still finds the earlier attempt, and does not take these captures for
+        # captures of the new attempt
         self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
@@ -336,7 +344,7 @@ class Page:
 
     def position(self) -> Position:
         """
-        Return the position of the training thread.
+        Return the position of the training thread (see `move`).
         """
         step, edges = divmod(self._words[_POSITION], 8)
         return Position(
@@ -379,7 +387,7 @@ class Page:
 
     def captured(self) -> int:
         """
-        Return how often the captures of the rank-local state on this page have changed so far.
+        Return the number of changes that were made to the captures on this page so far.
         """
         return self._words[_CAPTURED]
 
@@ -431,8 +439,8 @@ class Page:
         captures: dict[int, bytes] = {}
         for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
-                # captures are in the order of their tags: the capture of the closed window
-                # overwrites the earlier capture of the same step
+                # the captures are sorted by their tags (2 * step, plus 1 for a closed window): so
+                # the capture of the closed window overwrites the earlier capture of the same step
                 local_state
             )
         return captures
@@ -462,10 +470,10 @@ class Page:
         Return a triple for each valid capture on this page: its tag, the negative number of its
         slot, and its content.
 
-        Two slots may have the same tag: one of the slots for the last two steps, and one of the
-        slots that are kept longer. When the triples are sorted, the slot for the last two steps
-        comes last, and so callers use it. Its content may be newer, because it may have been
-        captured again after a rollback.
+        Two slots may have the same tag: one slot for the last two steps (a low slot number), and
+        one slot for captures that are kept longer. The capture in the first of these two may be
+        newer, because it may have been made again after a rollback. The negative number sorts this
+        capture after the other one, so that callers that sort the triples use the newer capture.
         """
         whole = []
         for slot in range(_ALL_SLOTS):
@@ -496,7 +504,7 @@ def _split(word: int) -> tuple[int, int]:
 
 def _check(words: memoryview, number: int) -> int:
     """
-    Return the check word of an entry of the ring of digests. It is a digest of the entry's other
-    words and of the entry's number.
+    Return the check word of an entry in the ring buffer of slice digests: a digest of the entry's
+    content (`words`) and of the entry's number.
     """
     return xxhash.xxh3_64_intdigest(words, number)

@@ -1,13 +1,13 @@
 """
-The parent-death tie between a process of tft and its parent: the child dies with its parent.
+The parent-death tie between a process of tft and its parent: the kernel kills the child when its
+parent dies (PR_SET_PDEATHSIG).
+
+The tie also works if the parent is killed with SIGKILL, and if the child hangs. The child makes the
+tie itself, as its first action. The tie is not made earlier, between fork and exec, because Python
+code that runs there can deadlock if the parent has threads.
 
 This file also defines the signal that asks a hanging child for the stacks of its threads before the
 child is killed.
-
-The kernel kills the child (PR_SET_PDEATHSIG). So the tie works for a parent that is killed with
-SIGKILL, and for a child that hangs. The child makes the tie itself, as its first action. The tie is
-not made earlier, between fork and exec, because Python code that runs there can deadlock if the
-parent has threads.
 """
 
 import ctypes
@@ -68,15 +68,16 @@ def die_with(parent: int) -> None:
 def adopt_orphans(*, yes: bool = True) -> None:
     """
     Make this process the new parent of each descendant whose own parent ends. This process must
-    then reap these descendants. If `yes` is false, undo an earlier call: init becomes the new
-    parent again.
+    then reap these descendants. If `yes` is False, undo an earlier call: from then on, the process
+    init (pid 1) becomes the new parent of such descendants.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def name_process(name: str) -> None:
     """
-    Set the name that `ps` and `top` show for the calling thread. Only 15 bytes of it are used.
+    Set the name that `ps` and `top` show for the calling thread. Only the first 15 bytes of the
+    name are used.
     """
     _prctl(_PR_SET_NAME, name.encode())
 

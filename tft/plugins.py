@@ -1,10 +1,11 @@
 """
 Finds adaptors and plugins among the installed packages, and calls them.
 
-A job needs its adaptor. So a job does not start if its adaptor cannot be loaded. A job does not
-need its plugins: a plugin that cannot be imported is left out, the exception of a plugin is logged,
-and the job goes on. An adaptor or plugin with a hook that does not exist is refused, because tft
-would never call that hook, and nobody would notice.
+A job does not start if its adaptor cannot be loaded, because it cannot train without the adaptor. A
+job can train without plugins: a plugin that cannot be imported is left out. If a plugin raises an
+exception, the exception is logged and the job goes on. tft refuses an adaptor or plugin that
+implements a hook that tft does not have. Otherwise tft would never call that function, and nobody
+would notice.
 """
 
 import functools
@@ -45,8 +46,8 @@ in a plugin must not end a process of tft."""
 log = structlog.get_logger(__name__)
 
 
-# cached, because each rank's process calls this function twice: before the script runs, and in
-# `tft.init`
+# the result is cached, because the process of a rank calls this function twice: before the script
+# runs, and in `tft.init`
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
@@ -54,9 +55,9 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
     whose attribute `hook` calls the adaptor's hooks. Further calls with the same name return the
     same manager.
 
-    Raises `UnknownAdaptor` when no package offers the adaptor, its import fails, or it has no hook.
-    Raises `UsageError` when several packages offer the adaptor, or it does not fit the hook
-    specifications.
+    Raises `UnknownAdaptor` when no package offers the adaptor, when its import fails, or when it
+    has no hooks. Raises `UsageError` when several packages offer the adaptor, or when the adaptor
+    does not fit the hook specifications.
     """
     entry = find_adaptor(name)
     try:
@@ -79,12 +80,13 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
 
 def find_adaptor(name: str) -> EntryPoint:
     """
-    Return the entry point of the adaptor of that name. The adaptor is not imported, because the
-    launcher of a job calls this: importing the framework is slow, and the launcher does not need
-    it.
+    Return the entry point of the adaptor of that name.
+
+    The adaptor is not imported: the launcher of a job calls this function, and does not need the
+    framework, whose import is slow.
 
     Raises `UnknownAdaptor` when no package offers the adaptor. Raises `UsageError` when several
-    packages offer it.
+    packages offer the adaptor.
     """
     return _only(name, entry_points(group=ADAPTORS), "an adaptor")
 
@@ -109,9 +111,9 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
     """
-    Return the function that implements a hook, so that it can be called without pluggy. This is
-    meant for hooks that are called several times in every step: pluggy needs a microsecond for each
-    call.
+    Return the function that implements a hook, so that tft can call the function without pluggy.
+    Use this function for hooks that are called several times in every step: pluggy needs a
+    microsecond for each call.
 
     Return the hook itself if a direct call would not do the same as pluggy, for example because
     several functions implement the hook.
@@ -213,7 +215,7 @@ def call_guarded(
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
     answers: list[Any] = []  # Any: each hook has its own type of answer
-    # as in pluggy, the plugin that was registered last is called first
+    # call the plugin that was registered last first, as pluggy does
     for implementation in reversed(caller.get_hookimpls()):
         try:
             # call the function of each plugin here: pluggy's own call would stop at the first

@@ -1,8 +1,9 @@
 """
-Processes of a job that were stopped with SIGSTOP, for example by a person, a debugger or a
-container runtime. The parent of a stopped process continues it (SIGCONT). This is needed because a
-stopped process holds up the whole job, and no other process can do its work: the stopped process
-still has its connections, and perhaps the ranks of its node.
+Handling of processes of a job that were stopped with SIGSTOP, for example by a person, a debugger
+or a container runtime. The parent of a stopped process continues the process (SIGCONT).
+
+This is needed because a stopped process holds up the whole job. No other process can take over its
+work: the stopped process still has its connections and, if it is an agent, the ranks of its node.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIMIT = 1.0
-"""The time in seconds for which a process of the job may be stopped before its parent continues it.
-Whoever stopped the process may continue it sooner."""
+"""The time in seconds for which a process of the job may be stopped. After this time, its parent
+continues the process, unless somebody else has continued it before."""
 
 
 def is_stopped(pid: int) -> bool:
     """
-    Return whether a process is stopped, as by SIGSTOP. A process that is gone is not stopped.
+    Return whether a process is stopped, for example by SIGSTOP. Return False if there is no process
+    with this pid.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -31,8 +33,8 @@ class StopGuard:
     """
     Continues one child of this process after the child was stopped for `LIMIT` seconds.
 
-    `continued` is called each time that the child was continued. `close` must be called before the
-    child is reaped: afterwards another process may have its pid.
+    `continued` is called each time that this object has continued the child. Call `close` before
+    the child is reaped: after that, another process may have the same pid.
     """
 
     def __init__(self, pid: int, continued: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """
 `tft pause`, `tft resume`, `tft dump`: send a request to a running job, and report the outcome.
 
-The request is repeated until the leading controller acknowledges it. Then the command follows the
-`Lead` messages of the controller until the job does what was requested, or cannot do it any more.
+The command repeats the request until the leading controller acknowledges it. Then the command reads
+the `Lead` messages, with which the controller announces the state of the job. It ends when the job
+has done what was requested, or cannot do that any more.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ from tft.protocol.messages import (
 from tft.protocol.topics import ORDERS, REPORTS
 
 _REPEAT = 0.1  # seconds after which an unacknowledged request is sent again
-# seconds without a `Lead` message after which no controller leads: a controller sends one each
-# second, and needs less than this limit to restart
+# seconds without a `Lead` message after which the command assumes that no controller leads the job:
+# a leading controller sends this message each second, and needs less than `_SILENCE` to restart
 _SILENCE = 10.0
 
 _HEALTHY = {str(State.HEALTHY)}
@@ -42,7 +43,8 @@ _OVER = {str(state) for state in (State.DUMPING, State.EXITING, State.ENDED)}
 
 def pause(run_dir: Path, check: str, why: str) -> int:
     """
-    Pause the job of this run directory. With a `check`, wait for the result of the check.
+    Pause the job of this run directory. If `check` is the name of a plugin's check, wait for the
+    result of this check.
 
     Returns 0 if the job paused, or if the check passed. Returns 4 otherwise, also if no controller
     answers. Raises `UsageError` if the job cannot pause now.
@@ -83,7 +85,7 @@ def resume(run_dir: Path, why: str) -> int:
     """
     Resume the paused job of this run directory.
 
-    Returns 0 when the job goes on. Returns 4 if it has ended or is ending, or if no controller
+    Returns 0 when the job goes on. Returns 4 if the job has ended or is ending, or if no controller
     answers. Raises `UsageError` if the job is not paused.
     """
 
@@ -106,8 +108,8 @@ def dump(run_dir: Path, why: str) -> int:
     """
     End the job of this run directory with a last checkpoint.
 
-    Returns 0 if the job ended with a last checkpoint. Returns 4 if it ended without one, or if no
-    controller answers. Raises `UsageError` if the job is ending already.
+    Returns 0 if the job ended with a last checkpoint. Returns 4 if the job ended without such a
+    checkpoint, or if no controller answers. Raises `UsageError` if the job is ending already.
     """
     report = FreshReport(run_dir)
 
@@ -119,7 +121,8 @@ def dump(run_dir: Path, why: str) -> int:
         try:
             await leader.until({str(State.ENDED)})
         except PeerError:
-            # a silent controller may have ended the job: it writes the report before it leaves
+            # a controller that no longer answers may have ended the job: a controller writes the
+            # report of the job before it exits
             if report.text() is None:
                 raise
         newest = checkpoint.newest(checkpoint_store_there(run_dir))
@@ -187,7 +190,7 @@ class Leader:
 
     async def until(self, states: set[str]) -> Lead:
         """
-        Wait until the job is in one of these states, and return the `Lead` message that says so.
+        Wait until the job is in one of `states`. Return the `Lead` message that names the state.
 
         Raises `PeerError` when no controller leads any more.
         """
@@ -202,7 +205,7 @@ class Leader:
         Raises `PeerError` if no `Lead` message has arrived for `_SILENCE` seconds.
         """
         try:
-            # when the timeout cancels `receive`, no message is lost (see `Bus.receive`)
+            # no message is lost if the timeout cancels the call of `receive` (see `Bus.receive`)
             async with asyncio.timeout(limit):
                 arrival = await self._bus.receive()
         except TimeoutError:
@@ -229,7 +232,7 @@ class Leader:
 def _ask(run_dir: Path, asking: Callable[[Leader], Awaitable[int]]) -> int:
     there = job_there(run_dir)
     sender = (
-        # each request needs a new sender name, because its reports are counted from 1 again
+        # each command needs a new sender name, because each command numbers its requests from 1
         f"ask.{secrets.token_hex(4)}"
     )
 

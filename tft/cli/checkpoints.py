@@ -20,7 +20,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
 
     `path` may be a checkpoint, a run directory, or a directory with checkpoints of the pattern
     `checkpoint_name`. If there are several checkpoints, the newest is read. Raises
-    `CheckpointCorrupt`, which names the damage, and `UsageError` if there is no checkpoint.
+    `CheckpointCorrupt` with a message about the damage if the checkpoint is damaged. Raises
+    `UsageError` if there is no checkpoint.
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():

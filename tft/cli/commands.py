@@ -168,8 +168,8 @@ def controller_command() -> click.Command:
 
     def controller(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
-        # Let Ctrl-C kill the controller like any other accident. If it handled the signal, its exit
-        # code would look like the regular end of a job.
+        # Let Ctrl-C kill the controller like any other accident. If the controller handled the
+        # signal, its exit code would look like the regular end of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
         from tft.controller.service import main
@@ -178,7 +178,8 @@ def controller_command() -> click.Command:
 
         settings = job_settings(options)
         check_settings(settings)
-        # `tft run` names the run and writes job.json, so without a name nobody has written it yet
+        # `tft run` gives the run a name and writes the file job.json. If the run has no name, this
+        # controller was started by hand, and must write the file itself.
         by_hand = not settings.run
         if by_hand:
             check_no_launcher(settings.run_dir)
@@ -383,8 +384,8 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    Return the parameters for the script and its arguments, and for a rank that another launcher has
-    placed.
+    Return the command-line parameters for the script and its arguments, and the options for a job
+    whose ranks another launcher starts or has placed on nodes.
     """
     return [
         click.Option(

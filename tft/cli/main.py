@@ -1,5 +1,5 @@
 """
-`tft`: the group of commands, and the exit code of a refused command.
+The command `tft`, which is a group of subcommands, and the exit code of a refused subcommand.
 """
 
 import sys
@@ -19,14 +19,14 @@ _APART = {
     "checkpoint": "checkpoints",
     "verify": "verify",
 }
-"""The commands that have a module of their own: the name of the module in `tft.cli`, by command.
-All other commands are in `tft.cli.commands`."""
+"""The commands that have a module of their own: maps the name of each command to the name of its
+module in `tft.cli`. All other commands are in `tft.cli.commands`."""
 
 
 class _Commands(click.Group):
     """
-    The group of commands. It creates a command only when it is requested, because `tft run` must
-    load plugins for its options, and other commands need not.
+    The group of commands. It creates the object of a command only when the command is requested.
+    One reason is that creating `tft run` loads all plugins, because plugins add options to it.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -39,7 +39,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        # Each module is imported only for its own commands, because a job starts many processes.
+        # Import only the module of the requested command. A job starts many processes of `tft`, and
+        # each of them starts faster without the modules of other commands.
         module = import_module(f"tft.cli.{_APART.get(cmd_name, 'commands')}")
         make: Callable[[], click.Command] = getattr(module, f"{cmd_name}_command")
         return make()

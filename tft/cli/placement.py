@@ -1,5 +1,6 @@
 """
-The output of `tft replicas` for a layout: lines for people and JSON for machines.
+The output of `tft replicas` for a layout (the sizes of a job's parallelism): lines for people and
+JSON for machines.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,11 @@ from tft.placement.redundancy import (
 
 SIZES = ("dp", "tp", "pp", "cp", "ep")
 _FEW = 8
-"""How many shards of a kind, and how many ranks of a shard, are shown without `--all`."""
+"""The number of shards of one kind of state, and the number of ranks of one shard, that are shown
+without the option `--all`."""
 _LINES = 64
-"""How many report lines (`report_lines`) are shown without `--all`, so that they fill a screen or
-two."""
+"""The number of lines of `report_lines` (the smallest group of holders for each rank) that are
+shown without the option `--all`. They fill a screen or two."""
 _GB = 1e9
 
 
@@ -35,16 +37,16 @@ class Question:
 
     layout: Layout
     ranks_per_node: int | None = None
-    """The number of ranks on each node. None: nodes are not considered."""
+    """The number of ranks on each node. None: the loss of nodes is not computed."""
     parameters: float = 0
     """The number of parameters of the whole model. 0: bytes per rank are not computed."""
     of_experts: float = 0
-    """How many of the parameters belong to experts."""
+    """The number of the model's parameters that belong to experts."""
 
 
 def in_words(asked: Question, *, everything: bool) -> Iterator[str]:
     """
-    Yield the lines that `tft replicas` prints. Without `everything`, long lists are cut.
+    Yield the lines that `tft replicas` prints. Long lists are cut unless `everything` is True.
     """
     layout = asked.layout
     most = None if everything else _FEW
@@ -160,7 +162,7 @@ def _counted(number: int, what: str) -> str:
 
 def as_json(asked: Question) -> dict[str, object]:
     """
-    Return the answer of `tft replicas` as JSON values, with all entries.
+    Return the output of `tft replicas` as JSON values. No list is cut.
     """
     layout = asked.layout
     placed = topology(layout, asked.ranks_per_node)

@@ -1,6 +1,7 @@
 """
 `tft replay`: gives the recorded events of a run to the job machine (the controller's state machine)
-again. It prints what happened, and whether the machine's commands are the same as in the run.
+again. The command prints what happened, and whether the job machine now returns the same commands
+as in the recorded run.
 """
 
 from pathlib import Path
@@ -17,7 +18,8 @@ from tft.replay.timeline import timeline
 
 SAME = 0
 DIFFERENT = 1
-_SHOWN = 3  # later differences are mostly consequences of the first ones
+# the number of differences that are shown: later differences mostly follow from the first ones
+_SHOWN = 3
 
 
 def replay_story(path: Path, which: int | None) -> int:
@@ -25,7 +27,8 @@ def replay_story(path: Path, which: int | None) -> int:
     Print what happened in the runs of a story (the recorded events), and return the exit code of
     `tft replay`.
 
-    `which` is the number of the only run to print; None means all runs.
+    `path` is the story or its run directory. `which` is the number of the only run to print; None
+    means all runs.
     """
     same = True
     for place, run in read(path, which).items():
@@ -41,8 +44,8 @@ def replay_story(path: Path, which: int | None) -> int:
 
 def print_test(path: Path, which: int | None) -> int:
     """
-    Print one run of a story as the source of a test: the run number `which`, or the last run if
-    `which` is None.
+    Print the source text of a test that replays one run of a story: the run number `which`, or the
+    last run if `which` is None.
     """
     [(place, run)] = read(path, -1 if which is None else which).items()
     click.echo(as_test(replay(run), f"test_the_story_of_run_{place}"))
@@ -56,7 +59,8 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
     `path` is the story or its run directory. `which` is the number of the only run to return; None
     means all runs.
 
-    Raises `UsageError` if there is no run or the file cannot be read.
+    Raises `UsageError` if the run does not exist or the file cannot be read, and `StoryCorrupt` if
+    the story is damaged.
     """
     file = path / STORY if path.is_dir() else path
     try:
@@ -71,8 +75,9 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
 
 def verdict(judged: Replay) -> list[str]:
     """
-    Return lines that say whether the machine's commands are the same as in the recorded run, and at
-    which events they differ.
+    Return lines that say whether the job machine (the controller's state machine) has returned the
+    same commands as in the recorded run. The lines also name the first events at which the commands
+    differ.
     """
     known = sum(turn.recorded.then is not None for turn in judged.turns)
     different = judged.differences

@@ -1,6 +1,6 @@
 """
 `tft replicas`: computes from the sizes of the parallelism alone which ranks will hold copies of
-each shard, which losses the job survives, and what the copies cost.
+each shard, which losses of ranks or nodes the job survives, and how much memory the copies cost.
 """
 
 import json
@@ -165,7 +165,7 @@ def read_layout(file: Path) -> Layout:
     Raises `UsageError` if the file or its sizes cannot be used, or if no installed package can read
     such a file.
     """
-    # imported only here, because it is slow and other options do not need it
+    # import this module only here: its import is slow, and only the option `--yaml` needs it
     from tft.plugins import read_job_file
 
     sizes = read_job_file("yaml", file)

@@ -1,5 +1,5 @@
 """
-`tft verify`: shows whether a script survives kills bit for bit.
+`tft verify`: shows whether a script computes bit-identical results although ranks are killed.
 """
 
 import json
@@ -166,7 +166,8 @@ class _Printer:
     # Any: a `Finding`, whose module is imported only when it is used
     def found(self, finding: Any) -> None:
         """
-        Print the result for one phase, with the difference and its usual causes if there is one.
+        Print the result for one phase. If a difference was found, also print the difference and the
+        page that describes its usual causes.
         """
         where = ""
         if finding.kill is not None and finding.result != "not tried":
@@ -185,7 +186,8 @@ class _Printer:
     # Any: a `Verification`, whose module is imported only when it is used
     def ended(self, result: Any) -> None:
         """
-        Print whether all runs were identical. Print nothing if no rank was killed in any phase.
+        Print whether the runs with kills computed the same as the undisturbed run. Print nothing if
+        no rank was killed in any phase.
         """
         tried = [each for each in result.findings if each.result != "not tried"]
         differ = [each.phase for each in tried if each.result == "differs"]

@@ -1,7 +1,7 @@
 """
 Derive from the sizes of a job's parallelism which rank will hold which shard, before the job runs.
-The result is a `Topology`, as a running job has it. Only this module and `memory_cost`, which
-counts bytes with these sizes, know kinds of parallelism by name.
+The result is a `Topology` (the ranks of each shard), as a running job has it. Only this module and
+`memory_cost`, which computes memory from these sizes, know the kinds of parallelism by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from tft.errors import UsageError
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """Tensor, context, expert, data and pipeline parallelism, in the order in which Megatron counts
-ranks by default: the ranks of one tensor-parallel group come next to each other. MindSpore uses the
-same order: tensors innermost, pipeline stages outermost."""
+ranks by default: the ranks of one tensor-parallel group have successive numbers. MindSpore uses the
+same order: the tensor rank changes fastest, and the pipeline stage changes slowest."""
 WORLD = 1_000_000
 """The largest number of ranks that is accepted. A larger number is taken for a typing error,
-because no job has so many ranks."""
+because no job has more ranks."""
 
 
 Places = list[tuple[str, tuple[int, ...]]]
@@ -48,7 +48,7 @@ MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
     """
-    One kind of state, and the ranks that hold it.
+    One kind of training state, such as the optimizer state, and the ranks that hold it.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class StateKind:
     copies: int
     """The number of ranks that hold each shard of this kind."""
     groups: Mapping[str, tuple[int, ...]]
-    """By shard: the ranks that hold a copy of it."""
+    """Maps the name of each shard to the ranks that hold a copy of the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Layout:
     @property
     def expert_shards(self) -> int:
         """
-        The number of shards that the optimizer state of an expert group is cut into.
+        The number of shards into which the optimizer state of an expert data-parallel group is cut.
         """
         if self.shards == 1 or self.scheme.experts_as_dense:
             return self.shards
@@ -153,7 +153,8 @@ class Layout:
     @property
     def expert_copies(self) -> int:
         """
-        The number of ranks that hold each shard of the optimizer state of an expert group.
+        The number of ranks of an expert data-parallel group that hold each shard of the optimizer
+        state.
         """
         return self.expert // self.expert_shards
 
@@ -170,8 +171,9 @@ class Layout:
 
     def states(self) -> tuple[StateKind, ...]:
         """
-        Return all kinds of state with their shard groups. There is one set of groups for each
-        pipeline stage and tensor rank, and for experts one for each part of the experts.
+        Return all kinds of state, each with its shards and the ranks that hold each shard. The
+        state of every pair of pipeline stage and tensor rank is cut into shards separately. The
+        state of experts is also separate for each of the `ep` parts of the experts.
         """
         dense, experts = self._dense_places(), self._expert_places()
         if self.scheme.cuts_parameters and self.shards > 1:
@@ -231,8 +233,8 @@ class Layout:
 
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
-        Yield two values for each pair of pipeline stage and tensor rank: the suffix of shard names
-        for this pair, and the lowest of its ranks.
+        Yield two values for each pair of pipeline stage and tensor rank: the suffix of the names of
+        its shards, and the lowest rank of the pair.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -240,8 +242,8 @@ class Layout:
 
     def _place(self, stage: int, tensor: int) -> str:
         """
-        Return the suffix of shard names for a pipeline stage and tensor rank. It is empty if the
-        job has one stage and one tensor rank.
+        Return the suffix of shard names for a pipeline stage and tensor rank. The suffix is empty
+        if the job has only one stage and one tensor rank.
         """
         of_stage = f".stage{stage}" if self.pp > 1 else ""
         of_tensor = f".tensor{tensor}" if self.tp > 1 else ""
@@ -253,13 +255,14 @@ class Layout:
     def _expert_sizes(self) -> dict[str, int]:
         """
         Return the sizes of the dimensions for experts. Experts have no context parallelism: the
-        ranks of that dimension count as data-parallel ranks.
+        ranks of the context dimension count as data-parallel ranks.
         """
         return {"tp": self.tp, "cp": 1, "ep": self.ep, "dp": self.expert, "pp": self.pp}
 
     def _strides(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """
-        Return, by dimension, the distance between two ranks that differ by one in that dimension.
+        Return, for each dimension, the difference between the numbers of two ranks whose
+        coordinates in this dimension differ by one.
         """
         strides: dict[str, int] = {}
         width = 1
@@ -327,9 +330,9 @@ class Layout:
 
 def _spread(*dimensions: tuple[int, int]) -> list[int]:
     """
-    Return, for each rank of a group, its distance from the first rank of the group, sorted. The
-    group extends over the given dimensions; each argument is the size and the stride of one of
-    them.
+    Return, for each rank of a group, the difference between its number and the number of the first
+    rank of the group, sorted. The group extends over one or more dimensions. Each argument is the
+    size and the stride of one dimension.
     """
     members = [0]
     for size, stride in dimensions:
@@ -355,9 +358,9 @@ def _possible(ranks: int) -> str:
 
 def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
     """
-    Return the shard groups of a layout. If `ranks_per_node` is given, the topology also says on
-    which node each rank is: the first `ranks_per_node` ranks on node 0, and so on. Raises
-    `UsageError` if the last node would not be full.
+    Return the topology of a layout, which says which ranks hold each shard. If `ranks_per_node` is
+    given, the topology also says on which node each rank is: the first `ranks_per_node` ranks are
+    on node 0, and so on. Raises `UsageError` if the last node would not be full.
     """
     groups = {shard: ranks for state in layout.states() for shard, ranks in state.groups.items()}
     if ranks_per_node is None:
@@ -371,10 +374,11 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
 
 def report_lines(topology: Topology) -> Iterator[str]:
     """
-    Yield, for every rank, a line for each smallest group of ranks that hold a shard together with
-    it. The lines have the form of MindIO's log: `rank:4, report group list: [0, 4]`. A rank has
-    several lines if several groups have the smallest size. In MindIO's own log a group appears only
-    once, for the rank that reports it first.
+    Yield lines that say, for every rank, which smallest group of ranks holds one of its shards.
+
+    A rank has several lines if several of its groups have the smallest size. The lines have the
+    form of the log of MindIO (a fault-tolerance library): `rank:4, report group list: [0, 4]`. In
+    MindIO's own log a group appears only once, for the rank that reports the group first.
     """
     fewest: dict[int, list[tuple[int, ...]]] = {}
     for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:

@@ -11,7 +11,7 @@ from tft.placement.layout import Layout
 
 class Gradients(Enum):
     """
-    The precision in which gradients are all-reduced. Parameters are fp16 or bf16.
+    The precision in which gradients are all-reduced. Parameters always are fp16 or bf16.
     """
 
     HALF = "fp16/bf16"
@@ -19,11 +19,12 @@ class Gradients(Enum):
 
 
 _WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
-"""For each precision of the gradients, two numbers of bytes per parameter. The first number is what
-every rank holds in full. The second is the optimizer state, which is divided among the ranks.
-Every rank holds the parameter and its gradient (2 + 2 or 2 + 4 bytes). The optimizer state is a
-parameter and two moments in fp32, 12 bytes. It also has a gradient in fp32, 4 more bytes, if
-gradients are not in fp32 already."""
+"""For each precision of the gradients, two numbers of bytes per parameter.
+
+The first number is for the parameter and its gradient (2 + 2 or 2 + 4 bytes), which every rank
+holds in full. The second number is for the optimizer state, which is divided among the ranks. The
+optimizer state has a parameter and two moments in fp32, together 12 bytes. If gradients are not in
+fp32 already, it also has a gradient in fp32, 4 more bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,9 @@ class Cost:
     """
 
     formula: str
-    """The calculation of the total as text: the bytes that every rank holds in full, plus the bytes
-    that are divided over the data-parallel group."""
+    """The calculation of the total as text, such as `4 + 32/8`: the bytes that every rank holds in
+    full, plus the rank's share of the bytes that are divided over the data-parallel group. If every
+    rank holds everything, the text is one number."""
     total: float
     """All bytes that the parameter needs on the rank."""
     added: float
@@ -43,12 +45,14 @@ class Cost:
 
 def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
     """
-    Return the cost if a data-parallel group of `ranks` ranks holds `copies` copies of each shard.
+    Return the cost of one parameter if a data-parallel group of `ranks` ranks holds `copies` copies
+    of each shard of the optimizer state.
 
-    The formulas are those of MindIO TFT's replica optimizer for Megatron, with d the number of
-    ranks: 20 (18 with fp32 gradients) if the optimizer is not distributed, 4 + 16/d (6 + 12/d) if
-    it is, and 4 + 32/d (6 + 24/d) with two copies. The same rule holds for any number of copies. A
-    framework that also cuts the parameters, as MindSpore does, needs less.
+    The formulas are those of the replica optimizer that the library MindIO TFT has for Megatron.
+    Let d be the number of ranks. The cost in bytes is 20 (18 with fp32 gradients) if the optimizer
+    is not distributed. It is 4 + 16/d (6 + 12/d) if the optimizer is distributed, and 4 + 32/d
+    (6 + 24/d) with two copies. The same rule holds for any number of copies. A framework that also
+    cuts the parameters, as MindSpore does, needs less.
     """
     whole, cut = _WHOLE_AND_CUT[gradients]
     on_all = copies == ranks
@@ -77,9 +81,9 @@ def bytes_per_rank(
     layout: Layout, gradients: Gradients, parameters: float, of_experts: float
 ) -> tuple[float, float]:
     """
-    Return two numbers for a model of `parameters` parameters, `of_experts` of them in experts: the
-    bytes that one rank needs, and how many of these bytes are due to copies. The parameters are
-    assumed to be spread evenly over the ranks.
+    Return two numbers for a model: the bytes that one rank needs, and how many of these bytes are
+    due to additional copies. The model has `parameters` parameters, of which `of_experts` belong to
+    experts. The parameters are assumed to be spread evenly over the ranks.
     """
     places = layout.tp * layout.pp
     dense, expert = dense_cost(layout, gradients), expert_cost(layout, gradients)

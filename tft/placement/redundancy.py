@@ -13,7 +13,8 @@ from tft.core.plan.topology import Topology
 class Survival:
     """
     The ranks or nodes whose loss would lose state, each with the name of a shard that would be
-    lost. Any other rank or node, or pair of them, can be lost without losing state.
+    lost. Any other single rank or node can be lost without losing state, and so can any other pair
+    of ranks or nodes.
     """
 
     alone: Mapping[int, str]
@@ -43,9 +44,9 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Return which holders must not be lost. `held` lists each shard with its holders (ranks or
-    nodes). Shards with more than two holders are ignored, because they survive the loss of any two
-    holders.
+    Return which holders of shards must not be lost, alone or as a pair. `held` lists each shard
+    with its holders (ranks or nodes). Shards with more than two holders are ignored, because they
+    survive the loss of any two holders.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}
@@ -79,9 +80,9 @@ def stretches(numbers: Sequence[int]) -> list[str]:
 
 def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None) -> list[str]:
     """
-    Return a description of pairs of ranks or nodes, with one text for each distance between the two
-    of a pair: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or `node`. A text
-    names at most `most` ranges; None means all.
+    Return texts that describe pairs of ranks or nodes. Pairs whose two numbers have the same
+    difference share one text, such as `ranks 0-3, each with the rank 4 further on`. `what` is
+    `rank` or `node`. A text names at most `most` ranges of numbers; None means all.
     """
     firsts: dict[int, list[int]] = {}
     for first, second in pairs:

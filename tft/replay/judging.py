@@ -5,8 +5,8 @@ machine that makes the decisions of the controller.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
-    write_story(path, opened, events)     writes the run of a simulated cluster in the same form,
-                                          for `tft replay` and `as_test`
+    write_story(path, opened, events)     writes the run of a simulated cluster as a story, which
+                                          `tft replay` and `as_test` can read
     as_test(replay, name) -> str          returns the text of a test, to be pasted into a test file
 """
 
@@ -34,7 +34,7 @@ from tft.replay.recording import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """
-    The state of the job machine between two events, as far as the timeline of a run needs it.
+    The part of the job machine's state between two events that the timeline of a run shows.
     """
 
     state: str
@@ -60,8 +60,8 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        True if the machine returns other commands for this event than those that were recorded.
-        False if no commands were recorded.
+        True if the machine returns other commands for this event than the recorded commands. False
+        if no commands were recorded for the event.
         """
         return self.recorded.then is not None and self.recorded.then != fingerprint(self.commands)
 
@@ -69,7 +69,7 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """
-    A recorded run, and the result of feeding its events to the job machine of this version.
+    A recorded run, and the result of feeding its events to the job machine of this version of tft.
     """
 
     run: Run
@@ -95,8 +95,8 @@ class Replay:
         True if this version of the machine returns exactly the recorded commands.
 
         If the machine raises an exception at an event, `same` is False when the commands for that
-        event were recorded. If no commands were recorded for the event, the machine failed there
-        when the run was recorded, too, and the failure does not count as a difference.
+        event were recorded. If no commands were recorded for the event, the exception does not
+        count as a difference: the machine may have failed there when the run was recorded, too.
         """
         known = self.failed_at is not None and self.failed_at.then is not None
         return not self.differences and not known
@@ -182,9 +182,10 @@ def write_story(
 
 def as_test(replay: Replay, name: str) -> str:
     """
-    Return the source text of a test function called `name`, with the recorded run. The test feeds
-    the run to the job machine and expects the result that this version gives. If that result is
-    wrong, replace it in the pasted test by the correct result.
+    Return the source text of a test module, which contains the recorded run and a test function
+    called `name`. The test feeds the run to the job machine and expects the result that this
+    version of tft gives. If this result is wrong, replace it in the pasted test by the correct
+    result.
 
     The test does not contain the recorded commands, because these may be the wrong behaviour that
     the test is about. The name of the job is replaced, because a process that knows the name can
@@ -192,8 +193,8 @@ def as_test(replay: Replay, name: str) -> str:
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.events)]
-    # escape apostrophes, because three of them would end the string literal of the test. The JSON
-    # is pure ASCII
+    # escape apostrophes in the JSON text of the run, because three apostrophes would end the string
+    # literal of the test
     story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
     return "\n".join(
         [

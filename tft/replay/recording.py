@@ -32,12 +32,12 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
-"""The smallest number of bytes that a line of a story can have. From this number follows how many
-lines an unreadable part of the file can have held at most."""
+"""The smallest number of bytes that a line of a story can have. It gives an upper limit for the
+number of lines in an unreadable part of the file."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
-"""By name: the classes of the events that the controller makes itself. All other events are
-received reports."""
+"""The classes of the events that the controller itself creates, by class name. All other events are
+reports that the controller has received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class Opened:
     world: int
     policy: Policy
     checkpoints: str
-    """The directory in which last checkpoints are written."""
+    """The directory in which the job writes its checkpoints."""
     checkpoint_name: str = "step-{step:08d}"
-    """The pattern of the checkpoints' names. The default is for stories of earlier versions, which
-    did not record the pattern and always used this one."""
+    """The pattern of the checkpoints' names. The default applies to stories of earlier versions of
+    tft, which did not record the pattern and always used the default."""
     resume: tuple[str, int] | None
     """The path and the step of the checkpoint from which the run resumes. None if the training
     starts from the beginning."""
@@ -85,7 +85,8 @@ class Opened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryEvent:
     """
-    One event of a story, with the fingerprint of the commands that the job machine returned for it.
+    One event of a story, with the fingerprint of the commands that the job machine returned for the
+    event when the run was recorded.
     """
 
     line: int
@@ -107,9 +108,10 @@ class Run:
 
 def fingerprint(commands: Sequence[Command]) -> str:
     """
-    Return a short text that identifies a list of commands: the number of commands of each kind, and
-    a digest of their content. The text is empty when there are no commands. Commands of the kind
-    `Tell` are left out, because they only inform operators and plugins.
+    Return a short text that identifies a list of commands of the job machine: the number of
+    commands of each kind, and a digest of their content. Commands of the kind `Tell` are left out,
+    because they only inform operators and plugins. The text is empty when no other commands are in
+    the list.
     """
     done = [command for command in commands if not isinstance(command, Tell)]
     if not done:
@@ -174,16 +176,16 @@ class Story:
         Write one event, with the fingerprint of `then`, the commands that the machine returned for
         the event. `then` is None if the machine raised an exception at the event.
 
-        When this method returns, the kernel has received the line, so the line is not lost with
-        this process. The commands may be sent only after that.
+        When this method returns, the kernel has received the line, so the line is not lost if this
+        process dies. The commands may be sent only after this method has returned.
         """
         self._write(event_line(event, None if then is None else fingerprint(then)))
 
     def _write(self, line: dict[str, Any]) -> None:  # Any: any JSON value
         self._lines += 1
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
-        # a disk that becomes full accepts a part of the line, and reports the error at the next
-        # write: write until the whole line is accepted
+        # a disk that becomes full accepts only a part of the line, and reports the error at the
+        # next write: so write until the whole line is accepted or an error is reported
         while left:
             left = left[os.write(self._file, left) :]
 
@@ -230,8 +232,8 @@ class _Line(
     msgspec.Struct,
     forbid_unknown_fields=True,
     rename={"sender": "from"},
-    # not a dataclass: a struct can refuse unknown fields. It can also rename a field, which the key
-    # `from` needs, because `from` is a Python keyword
+    # this class is a struct and not a dataclass, because a struct can refuse unknown fields. A
+    # struct can also rename a field: the key `from` of a line is a Python keyword
 ):
     n: int
     at: float
@@ -264,13 +266,13 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], int] | None:
     """
-    Return the readable part of the last run in a damaged story file. It consists of the arguments
-    of the job machine, the readable events, and the number of events that cannot be read.
+    Return the readable part of the last run in a damaged story file. The three results are the
+    arguments of the job machine, the readable events, and the number of events that cannot be read.
     Unreadable events that an earlier controller has already reported (`Led.lost`) are not counted
     again.
 
-    Return None if the first line of the run, which holds the arguments, cannot be read. Also return
-    None if the run is not the run `run` of the job `job`.
+    Return None if no first line of a run (with the arguments of the job machine) can be read. Also
+    return None if the last run is not the run `run` of the job `job`.
     """
     opened: Opened | None = None
     events: list[Event] = []
@@ -285,7 +287,8 @@ def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], i
                 jumped = line.n - last - 1
                 lost += jumped if jumped > 0 else unread
         except (StoryCorrupt, UsageError):
-            # damage may have overwritten line ends, so this text may have been several lines
+            # the damage may have overwritten line ends, so the unreadable `text` may have been
+            # several lines: count as many lines as it can have held
             unread += 1 + len(text) // _SHORTEST
             continue
         last, unread = line.n, 0
@@ -300,7 +303,7 @@ def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Ru
     """
     Read the runs of a story. Return the runs by their number in the story, counted from 1.
     `content` is the content of the story file. `which` selects one run by its number; -1 selects
-    the last run, None all runs. `name` names the story in error messages.
+    the last run, and None selects all runs. `name` names the story in error messages.
 
     Raises `StoryCorrupt` when the story is damaged. Raises `UsageError` when the run does not
     exist, or was written by another version of tft.

@@ -66,20 +66,22 @@ DONE: dict[str, str] = {
     "hold": "stopped at the boundary", "check": "passed the check", "release": "went on", "save": "saved",
     "commit": "committed the checkpoint", "complete": "completed", "end": "left the job",
 }  # fmt: skip
-"""By order: how the timeline says that a rank has carried out this order."""
+"""Maps the name of each order to the words with which the timeline says that a rank has carried out
+the order."""
 SAID_OTHERWISE = frozenset(
     {
         "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
         "incident_closed", "job_ends", "claim_refused",
     }
 )  # fmt: skip
-"""Names of events that the job machine writes to the log (`Tell`). The timeline leaves these events
-out, because its other lines show them already."""
+"""Names of events that the job machine writes to the log (command `Tell`). The timeline leaves
+these events out, because other lines of the timeline show the same facts."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
 LONG = 100
-"""The maximum number of characters that are shown of a value of a field, or of other long text."""
+"""The maximum number of characters that the timeline shows of one long text, such as the value of a
+field of a message."""
 
 
 # ---------------------------------------------------------------- equal reports of many ranks
@@ -87,8 +89,9 @@ LONG = 100
 
 def alike(messages: Sequence[Alike]) -> str:
     """
-    Return the predicate of a sentence about several ranks, such as `trained step 5`. The ranks have
-    sent equal reports, and the caller puts their names in front of the predicate.
+    Return the predicate of a sentence about one or more ranks, such as `trained step 5`. The ranks
+    have sent reports of the same kind (`messages`). The caller puts the numbers of the ranks in
+    front of the predicate.
     """
     message = messages[0]
     match message:
@@ -214,9 +217,9 @@ def _advice(message: Advised) -> str:
 
 def _spread(message: Faulted | Noticed) -> str:
     """
-    Return a text about the copies of the state that may be wrong because of a fault, besides the
-    present copy of the faulty rank. These may be copies on other ranks, and copies of steps after
-    `not_after`. The text is empty when no other copies are in doubt.
+    Return a text that says how far the damage of a fault may reach beyond the present state of the
+    faulty rank. The damage may have spread to other ranks, and to copies of steps after
+    `not_after`. The text is empty if the report says neither.
     """
     spread = ", which may have spread" if message.polluted else ""
     older = f", after step {message.not_after}" if message.not_after is not None else ""
@@ -260,8 +263,8 @@ def _short(value: object) -> str:
 
 def commanded(commands: Sequence[Command]) -> list[str]:
     """
-    Return a sentence for each command of the job machine. Equal orders to several ranks share one
-    sentence.
+    Return a sentence for each command of the job machine. Commands that differ only in their ranks
+    share one sentence.
     """
     merged: dict[str, list[int]] = {}
     for command in commands:
@@ -273,9 +276,9 @@ def commanded(commands: Sequence[Command]) -> list[str]:
 
 def _command(command: Command) -> tuple[str, Collection[int]]:
     """
-    Return a sentence for a command, and the ranks that the command is about. In place of the ranks,
-    the sentence contains `{who}`. The sentence is empty if another line of the timeline already
-    shows the command.
+    Return a sentence for a command, and the ranks that the command is about. The sentence contains
+    `{who}` where the caller must insert the ranks. The sentence is empty if another line of the
+    timeline already shows the command.
     """
     match command:
         case Tell(event=event, facts=facts):

@@ -1,9 +1,9 @@
 """
-The timeline of a replayed run, as lines of text: the events with their times, the decisions with
-their reasons, and how long the incidents took.
+The timeline of a replayed run, as lines of text. It shows the events with their times, the
+decisions with their reasons, and how long the incidents took.
 
 When several ranks send reports of the same kind, such as answers to one order, one line shows all
-these reports, at the time of the last report.
+these reports. The line has the time of the last report.
 
 All times in the timeline come from the controller's clock, because the times of clocks on different
 machines cannot be compared.
@@ -60,8 +60,8 @@ def timeline(replay: Replay) -> list[str]:
     Return the lines of the timeline, without line ends.
 
     The start of the job comes first. Then come the incidents, and between them the events that
-    belong to no incident. Times in an incident are seconds since the event that opened it. Other
-    times are seconds since the start of the run.
+    belong to no incident. Times in an incident are seconds since the event that opened the
+    incident. Other times are seconds since the start of the run.
     """
     return _Timeline(replay).told()
 
@@ -80,7 +80,7 @@ class _Chorus:
 @dataclass(slots=True, kw_only=True)
 class _Asked:
     """
-    An order, the time when it was first sent, and the ranks to which it has been sent so far.
+    The time when an order was first sent, and the ranks to which the order has been sent so far.
     """
 
     at: float
@@ -148,8 +148,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remember to which ranks each order was sent, and when. The line about the answers to the
-        order says whether all these ranks have answered, and how long they took.
+        Record the ranks to which each order was sent, and the time. The line about the answers to
+        the order later says whether all these ranks have answered, and how long they took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -181,8 +181,9 @@ class _Timeline:
 
     def _together(self, key: Key, turn: Turn) -> str:
         """
-        Return the line for reports of several ranks that the timeline shows together, because they
-        have the same `key`. Return "" unless `turn` has the last of these reports.
+        Return the line for reports of several ranks that the timeline shows together, because the
+        reports have the same `key`. Return "" unless the event of `turn` is the last of these
+        reports.
         """
         chorus = self._choruses[key]
         if chorus.last is not turn:
@@ -206,7 +207,8 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # later reports of a rank are repetitions
+            # a second report of the same rank with the same key is a repetition: leave it out
+            if event.message.rank not in chorus.said:
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -234,7 +236,8 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # many ranks report the same failure
+        # one failure of the network makes many ranks report a fault
+        case Faulted(kind="network", step=step) if stand.open:
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None
@@ -252,8 +255,8 @@ def _incident_of(turn: Turn) -> int:
 def _decided(turn: Turn) -> list[str]:
     """
     Return the lines about what the job machine decided in a turn (an event and the commands for
-    it). They name the chosen strategy, the rejected strategies with the reasons, the commands, and
-    the new state.
+    it). The lines name the chosen strategy, the rejected strategies with the reasons, the commands,
+    and the new state of the job.
     """
     lines: list[str] = []
     chosen = (turn.after.round, turn.after.strategy)

@@ -45,9 +45,9 @@ class AdaptorSpecs:
         """
         Return the names of the recovery strategies that this adaptor supports.
 
-        The names are `retry`, `recover`, `scale_in`, `scale_out`, `migrate` and `dump`. The hook is
-        called in `tft.init`, again when this rank is ready, and again before process groups are
-        formed without ranks that have left.
+        The possible names are `retry`, `recover`, `scale_in`, `scale_out`, `migrate` and `dump`.
+        The hook is called in `tft.init`, and again when this rank is ready. It is called once more
+        before process groups are formed without ranks that have left the job.
         """
         raise NotImplementedError
 
@@ -56,8 +56,9 @@ class AdaptorSpecs:
         """
         Import the modules that the framework would otherwise import late, during training.
 
-        The hook is called before the user's script starts. The other ranks wait for a replacement
-        process, so it must not spend time on imports after it has joined the job.
+        The hook is called before the user's script starts. After a fault, the other ranks wait for
+        the process that replaces a lost one. That process must not spend time on imports while the
+        other ranks wait.
         """
 
     @hookspec(firstresult=True)
@@ -65,9 +66,8 @@ class AdaptorSpecs:
         """
         Serve the rendezvous store, with which ranks form process groups, at `host` and `port`.
 
-        The hook runs in a process of its own, and serves until this process is ended. Call
-        `opened(port)` with the port when the store accepts connections. If `port` is 0, choose a
-        free port.
+        The hook runs in a process of its own, and serves until that process is ended. If `port` is
+        0, choose a free port. When the store accepts connections, call `opened` with the port.
         """
 
     # ------------------------------------------------------------ under another launcher
@@ -78,9 +78,10 @@ class AdaptorSpecs:
         Return a text that names what the framework has already started in this process, or None.
 
         The text names everything that connects this process to other processes, such as a process
-        group. None means that nothing was started. The hook is called before this process, which
-        another launcher has started, replaces itself by `tft run` (exec). Other processes connected
-        to it would then wait forever, so tft refuses to do that if the hook returns a text.
+        group. None means that nothing was started. The hook is called in a process that another
+        launcher has started, before the process replaces itself by the command `tft run` (exec).
+        Other processes that are connected to this process would then wait forever. So tft does not
+        replace the process if the hook returns a text.
 
         Not needed: without this hook tft assumes that the framework has started nothing.
         """
@@ -101,15 +102,16 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_adopt(
         self,
-        parts: Mapping[str, Any],  # Any: objects of the framework, of any class
+        parts: Mapping[str, Any],  # Any: the framework's objects can have any class
         wrap: Callable[[], Any] | None,
     ) -> None:
         """
         Take over the user's training objects, which the script has given to `session.adopt`.
 
-        `parts` contains `model` and `optimizer`, and may contain `scheduler` and `data`. Other
-        named arguments of `session.adopt` are in `parts`, too. `wrap` builds the framework's
-        wrapper (for example DDP) around the model; None means that there is no wrapper.
+        `parts` maps the argument names of `session.adopt` to the objects. It contains `model` and
+        `optimizer`, and may contain `scheduler`, `data` and other names. The function `wrap` builds
+        the framework's wrapper (for example DDP) around the model; None means that there is no
+        wrapper.
 
         If the adaptor cannot handle an object or does not know its name, raise a `UsageError`
         before any object is changed.
@@ -129,10 +131,11 @@ class AdaptorSpecs:
         """
         Return the ranks of the model replica to which this rank belongs, this rank included.
 
-        A model replica is a set of ranks that together hold the whole model, and compute with each
-        other's parts of it. When the job continues with fewer ranks, the ranks of a model replica
-        leave together, and they return together. When two copies of a shard differ, the gradients
-        of these ranks can show which copy is wrong. An empty sequence means this rank alone.
+        A model replica is a set of ranks that together hold the whole model. Each of them needs the
+        parts of the model on the other ranks of the set to compute. When the job continues with
+        fewer ranks, the ranks of a model replica leave together, and they return together. When two
+        copies of a shard differ, the gradients of the ranks of a model replica can show which copy
+        is wrong. An empty sequence means this rank alone.
 
         Not needed: without this hook each rank leaves alone.
         """
@@ -153,17 +156,18 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_watch(self, contributing: Callable[[], None], early: bool) -> None:
         """
-        Arrange that `contributing()` is called on the training thread in every step.
+        Arrange that `contributing()`, which stores the rank-local state, is called on the training
+        thread in every step.
 
         The call must come after this rank has drawn its batch and its random numbers. It must come
-        before this rank contributes to the last all-reduce of the step. From this moment on, the
-        other ranks can finish the step without this rank. If this rank dies later, its replacement
-        continues with the rank-local state of this moment.
+        before this rank contributes to the last all-reduce of the step. After that contribution,
+        the other ranks can finish the step without this rank. If this rank then dies, its
+        replacement continues with the rank-local state at the time of the call.
 
-        `early` True means that another node keeps the rank-local state too, and has it the sooner
-        the better. Then call `contributing()` also at the end of each forward pass, if that costs
-        nothing else. The last call in a step counts, and a call without a change costs next to
-        nothing.
+        `early` True means that another node also keeps the rank-local state of this rank, and
+        should receive it as early as possible. Then call `contributing()` also at the end of each
+        forward pass, if the additional call needs no other work. Only the last call in a step
+        counts. A call costs next to nothing if the rank-local state has not changed.
 
         The hook is called once, before `tft_adopt`.
         """
@@ -183,7 +187,7 @@ class AdaptorSpecs:
         """
         Draw `batches` batches from the data and drop them.
 
-        The hook is called after a rollback, so that training continues without these batches.
+        The hook is called after a rollback, so that training continues without the dropped batches.
 
         Not needed: without this hook tft cannot leave out batches.
         """
@@ -194,10 +198,11 @@ class AdaptorSpecs:
         Compute the rank-local state of this rank at the end of `step` from the step number alone.
 
         Return the state in the form in which `tft_capture` returns it. The hook is called when the
-        captured state was lost with a node. It is also called when the rank returns after the other
-        ranks continued without it. Set parts that cannot be known (the RNG) as at a fresh start.
+        captured state was lost with a node. It is also called when this rank returns to the job
+        after the other ranks have continued without it. Parts that cannot be computed, such as the
+        RNG, get the values that they have at a fresh start.
 
-        Not needed: without this hook such a rank cannot continue, and tft does not invent a state.
+        Not needed: without this hook, a rank whose captured state is lost cannot continue.
         """
         raise NotImplementedError
 
@@ -206,15 +211,16 @@ class AdaptorSpecs:
         """
         Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
 
-        The hook is called in every step if some shard is not held by all ranks, or if gradients
-        cannot tell the other ranks that this rank refuses the update (`tft_watch_numbers`). It is
-        called when this rank's all-reduces are complete and its update window is about to open.
-        Raise an exception if it is unknown whether the other ranks have come to this point.
+        The hook is called in every step if some shard is not held by all ranks. It is also called
+        in every step if gradients cannot tell the other ranks that this rank refuses the update
+        (see `tft_watch_numbers`), or if `tft_asynchronous` returns True. The call comes when this
+        rank's all-reduces are complete and its update window is about to open. Raise an exception
+        if it is unknown whether all other ranks have come to this point.
 
         `refuses` is True if this rank refuses the update because of its numbers, False if it does
-        not, and None if no plugin watches the numbers. It is None on all ranks or on none. If it is
-        not None, return whether some rank refuses the update. An adaptor without
-        `tft_watch_numbers` may omit this argument.
+        not, and None if no plugin watches the numbers (losses and gradient norms). `refuses` is
+        None on all ranks or on none. If `refuses` is not None, return whether some rank refuses the
+        update. An adaptor without `tft_watch_numbers` may omit this argument.
 
         Not needed if no rank can complete a step that another rank cannot complete. Without this
         hook, a rank may complete a step that the holders of other shards cannot complete.
@@ -241,10 +247,10 @@ class AdaptorSpecs:
         The hook is called with `closing=False` before an update window opens. It is called with
         `closing=True` before the window closes, and again before the step ends.
 
-        Raise an exception if a collective among this work may have been aborted, or if a
+        Raise an exception if a collective in the work of the device may have been aborted, or if a
         communicator reports an error. A device reports an aborted collective as a success, so
-        nothing else shows that the result is wrong. With `closing=True`, check only the collectives
-        that were begun since the last call.
+        nothing else shows that the collective's result is wrong. With `closing=True`, check only
+        the collectives that were begun since the last call of this hook.
 
         The effect of the exception depends on the call. Before the window opens, the rank leaves
         the loop with the state of the step before. Before the window closes, the rank counts as
@@ -270,14 +276,14 @@ class AdaptorSpecs:
         """
         Store the settings that a script may change at the start of its next iteration.
 
-        Examples are the learning rate and the modes of modules. The hook is called in every step,
-        when the step has ended with its tail (the code of the loop after the update window). If the
-        loop is left later, `tft_clear` restores the stored settings, so that all ranks have the
-        same settings.
+        Examples are the learning rate and the modes of modules (training or evaluation). The hook
+        is called in every step, when the step has ended with its tail (the code of the loop after
+        the update window). If a later fault interrupts the loop, `tft_clear` restores the stored
+        settings, so that all ranks have the same settings.
 
         Return None if the rank-local state has not changed since `tft_capture(closing=True)`. If
-        the tail has changed a part of it, return the rank-local state with this change, but with
-        the RNG and the data position of that capture.
+        the tail has changed a part of the rank-local state, return the rank-local state with this
+        change, but with the RNG and the data position of that capture.
 
         `tail` True means that the loop has marked the end of the step. `tail` False means that the
         update window has just closed and the tail is still to come.
@@ -289,23 +295,25 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_set_aside(self) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules to their
-        present state.
+        Return a function that restores the random generators and the modes of modules (training or
+        evaluation) to their present state.
 
         The hook is called before tft calls a function of the user that is not part of training,
-        such as an evaluation. The returned function is called after it.
+        such as an evaluation. The returned function is called after the function of the user.
 
-        Not needed: without this hook, training continues with the random generators as such a
-        function has left them.
+        Not needed: without this hook, training continues with the random generators as the function
+        of the user has left them.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_backup(self, step: int, sound: int, copies: int) -> Callable[[], None] | None:
         """
-        Store a copy of the whole state at the end of `step` in memory. Keep the newest `copies`
-        copies: two, or three if the ranks need more than half of the interval between two copies
-        to compare a copy.
+        Store a copy of the whole state at the end of `step` in memory, and keep the newest `copies`
+        copies.
+
+        `copies` is 2 as a rule. It is 3 if comparing a copy among the ranks takes more than half of
+        the time between two copies.
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
         `sound` is the last step at whose end the states of all ranks were compared and found equal.
@@ -336,19 +344,19 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_restore(self, step: int) -> None:
         """
-        Restore the state at the end of `step` from the copy made by `tft_backup`. Do not drop the
+        Restore the state at the end of `step` from the copy made by `tft_backup`, and keep the
         copy. The hook is needed if the adaptor has `tft_backup`.
         """
 
     @hookspec(firstresult=True)
     def tft_give(self, shard: str, step: int, kept: bool) -> ShardPayload:
         """
-        Return a shard as it was at the end of `step`, for another rank.
+        Return the content of `shard` as it was at the end of `step`, to be sent to another rank.
 
         If `kept` is True, return the shard from the copy that `tft_backup` has made of `step`. If
         `kept` is False, `step` is the step of the present state: return the shard from the state in
-        use, even if there is a copy of this step. The hook is called on a transfer thread. The
-        buffers are read while the training thread is out of the loop.
+        use, even if there is a copy of this step. The hook is called on a thread for transfers. The
+        buffers of the result are read while the training thread is out of the loop.
         """
         raise NotImplementedError
 
@@ -357,8 +365,8 @@ class AdaptorSpecs:
         """
         Prepare memory for a shard that will be received. Return the writable buffers.
 
-        `meta` is the description of the shard from the rank that gives it. The buffers must be in
-        the order in which that rank lists them.
+        `meta` is the description of the shard (`ShardPayload.meta`) from the rank that sends the
+        shard. Return the buffers in the order in which that rank lists its buffers.
         """
         raise NotImplementedError
 
@@ -367,24 +375,26 @@ class AdaptorSpecs:
         """
         Use the received shard, whose content is now in the buffers of `tft_take`.
 
-        All buffers have arrived, and their digests are correct. Return True if the shard is in use
-        only after `tft_rebuild`, which all ranks call at the same time. Then the state of this rank
-        counts as incomplete until `tft_rebuild` has returned. Otherwise return None or False.
+        All buffers have arrived, and their digests are correct. Return True if this adaptor puts
+        the shard to use only in `tft_rebuild`, which all ranks call at the same time. Then the
+        state of this rank counts as incomplete until `tft_rebuild` has returned. Otherwise return
+        None or False.
         """
 
     @hookspec(firstresult=True)
     def tft_compare(self, shard: str) -> Mapping[str, str]:
         """
-        Return the digests of the parts of the shard, as it is in use on this rank.
+        Return a digest of each part of the shard that is in use on this rank, by the part's name.
 
-        The digests must be equal on all ranks that hold the shard. For a part that belongs only to
-        this rank, such as a buffer that the forward pass changes, return an empty digest. That part
-        is then compared on no rank.
+        If all copies of the shard are equal, the digests must be equal on all ranks that hold the
+        shard. For a part that belongs only to this rank, such as a buffer that the forward pass
+        changes, return an empty digest. That part is then compared on no rank.
 
-        The hook is called on the training thread, out of the loop. While tft audits the loop, the
-        hook is also called in the loop, at the start and end of a step. The audit reports parts
-        that a script has changed between the end of a step and the next update window. Scripts may
-        change the parts `description`, `settings`, `scheduler`, `modes` and `learning_rate` there.
+        The hook is called on the training thread, out of the loop. It is also called in the loop,
+        at the start and end of a step, while tft audits the loop. The audit checks in some steps
+        whether the script follows the rules of tft. It reports parts that a script has changed
+        between the end of a step and the next update window. Only the parts `description`,
+        `settings`, `scheduler`, `modes` and `learning_rate` may be changed there.
 
         Not needed: without this hook tft computes the digests with `tft.spi.state.part_digests`
         from the result of `tft_give`.
@@ -394,13 +404,14 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_slices(self, shard: str) -> SliceContent:
         """
-        Return the content of the shard that is equal on all ranks that hold it, without a copy.
+        Return that content of the shard which must be equal on all ranks that hold the shard. Do
+        not copy the content.
 
         Leave out what belongs to this rank alone, such as buffers that the forward pass changes.
         The hook is called on the training thread at the end of a step, if copies are compared while
-        the job trains. The buffers are read until the next update window opens. If `identity` has
-        not changed for many steps, the hook is called less often, and the buffers are read at the
-        ends of later steps, too.
+        the job trains. The returned buffers are read until the next update window opens. If the
+        result's `identity` has not changed for many steps, the hook is called less often. The
+        buffers of the last result are then read at the ends of later steps, too.
 
         Not needed: without this hook copies are compared in incidents and checkpoints only.
         """
@@ -409,13 +420,15 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_contribution(self) -> int | None:
         """
-        Return a digest (64 bit) of what this rank alone contributed to the gradients of the step
-        that has ended, before they were reduced. A part that depends on the whole model is enough.
+        Return a digest (64 bit) of the gradients that this rank alone has computed in the step that
+        has ended, before the gradients were reduced. A digest of only some of the gradients is
+        enough if these depend on the whole model.
 
-        If two copies of a shard differ, tft has the steps computed again. A rank whose digest of a
-        step is not the same the second time had the wrong copy. The hook is called at the end of
-        each step, if copies are compared while the job trains and exactly two ranks hold one of the
-        shards of this rank. It may return None until it has seen a whole step.
+        If two copies of a shard differ, the ranks compute the steps since the last equal copies
+        again. A rank whose digest of a step is different the second time had the wrong copy. The
+        hook is called at the end of each step, if copies are compared while the job trains and
+        exactly two ranks hold one of the shards of this rank. The hook may return None until it has
+        seen a whole step.
 
         Not needed: without this hook, if only two ranks hold a shard and their copies differ, tft
         cannot say which copy is wrong.
@@ -428,7 +441,8 @@ class AdaptorSpecs:
         Return a digest of each random generator in the rank-local state, by the generator's name.
 
         Add a digest of the data position under the name `data`. The hook is called on the training
-        thread: when the user's function `train` is called, and in the loop in audited steps.
+        thread when the user's function `train` is called. It is also called in steps that tft
+        audits, to check whether the script follows the rules of tft.
 
         Not needed: without this hook the audit does not notice a tail that draws random numbers, or
         a loop that draws a batch before the step of the batch begins.
@@ -458,12 +472,12 @@ class AdaptorSpecs:
         Start to call `entered()` and `failed(error)` around collectives of this process.
 
         Call `entered()` before this process enters a collective, and `failed(error)` when a
-        collective raises an exception. An argument None means that the function is not to be called
-        any more.
+        collective raises an exception. If an argument is None, stop calling the function that an
+        earlier call of this hook has given for this argument.
 
-        The hook is called on the training thread. `entered` is not None only during audited tails.
-        `failed` is not None for the life of the process, so calling it must cost nothing while no
-        collective fails.
+        The hook is called on the training thread. `entered` is a function only during the tails of
+        steps in which tft audits the script. `failed` stays set for the life of the process, so it
+        must cost nothing to watch for errors while no collective fails.
 
         Not needed: without this hook the audit does not notice what a tail does after a collective,
         nor a tail that catches the error of a collective and continues.
@@ -480,7 +494,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
         """
-        Begin to note the losses and gradient norms of each step, which `tft_numbers` returns.
+        Begin to record the losses and gradient norms of each step, which `tft_numbers` returns.
 
         Call `refuse(loss)` on the training thread with each value from which a backward pass
         begins. If the value is known before the pass and `refuse` returns True, make all gradients
@@ -489,18 +503,18 @@ class AdaptorSpecs:
         `tft_numbers`.
 
         Return True if each refusal reaches all ranks through the gradients. If the result is False,
-        tft calls `tft_pre_update_barrier` in every step, which tells the other ranks.
+        tft calls `tft_pre_update_barrier` in every step to tell the other ranks of a refusal.
 
-        The hook is called once, before training begins, if a plugin watches the numbers of steps.
+        The hook is called once, before training begins, if a plugin watches these losses and norms.
 
-        Not needed: without this hook, tft refuses a job with such a plugin.
+        Not needed: without this hook, tft refuses to run a job with such a plugin.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_numbers(self) -> Numbers:
         """
-        Return the losses and gradient norms of the present step, and begin to note those of the
+        Return the losses and gradient norms of the present step, and begin to record those of the
         next step.
 
         The hook is called on the training thread when an update window is about to open. If an
@@ -537,8 +551,8 @@ class AdaptorSpecs:
         """
         Drop the framework's wrappers and free the process groups.
 
-        When the hook is called, no traceback of an exception refers to the process groups any more,
-        so that they can be freed completely.
+        Before the hook is called, tft drops the tracebacks that refer to the process groups, so
+        that nothing keeps the process groups alive.
         """
 
     @hookspec(firstresult=True)
@@ -546,15 +560,16 @@ class AdaptorSpecs:
         """
         Form the process groups under `name`, with the rendezvous store at `host` and `port`.
 
-        No earlier group had the same `name`. All ranks that take part call the hook at the same
-        time. `rank` is the number of this rank among them, from 0, and `world` is how many they
-        are. The hook must end early, with an exception, when `tft_quiesce` is called.
+        No earlier process groups had the same `name`. All ranks that take part call the hook at the
+        same time. `world` is the number of ranks that take part, and `rank` is the number of this
+        rank among them, from 0. When `tft_quiesce` is called, this hook must raise an exception
+        soon.
         """
 
     @hookspec(firstresult=True)
     def tft_rebuild(self) -> Any:  # Any: the wrapper that the user's own function returns
         """
-        Build the framework's wrapper, which the training loop calls, anew. Return the wrapper.
+        Build the framework's wrapper of the model (for example DDP) anew, and return the wrapper.
 
         At this point all copies of each shard are equal, and the hook must not change the state.
         All settings that decide the order of gradient reduction must have the values that they had
@@ -568,24 +583,25 @@ class AdaptorSpecs:
         self, directory: Path, shard: str, step: int, shards: Sequence[str], attempt: int
     ) -> Sequence[str]:
         """
-        Write a shard, as it is at the end of `step`, to files under `directory`. Sync the files.
+        Write a shard, as it is at the end of `step`, to files under `directory`, and sync the
+        files.
 
         Return the names of the written files, relative to `directory`. `shards` contains all shards
-        that this rank writes for this checkpoint, including `shard`. `attempt` counts the attempts:
-        if a rank is lost while the checkpoint is written, the next attempt is made with other
-        ranks.
+        that this rank writes for this checkpoint, including `shard`. `attempt` is the number of the
+        attempt to write this checkpoint: if a rank is lost during an attempt, the next attempt is
+        made with other ranks.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_stage(self, shard: str, step: int) -> Callable[[Path], Sequence[str]]:
         """
-        Copy a shard in memory, as it is at the end of `step`. Return a function that writes the
-        copy.
+        Copy a shard, as it is at the end of `step`, to other memory. Return a function that writes
+        the copy to files.
 
-        The hook is called on the training thread, so it must be quick. The returned function writes
-        the copy under a directory, in the way `tft_save` does. It is called once, on another
-        thread, while training goes on.
+        The hook is called on the training thread, so it must be quick. The returned function takes
+        a directory, writes the copy under it and returns file names, as `tft_save` does. It is
+        called once, on another thread, while training goes on.
 
         Not needed: without this hook periodic checkpoints are not possible.
         """
@@ -597,11 +613,10 @@ class AdaptorSpecs:
         Write the files that combine the shards under `directory` into one checkpoint. Sync the
         files.
 
-        Before this call, each shard was written to `directory` by a rank that holds it, as it was
-        at the end of `step`. Return the names of the written files, relative to `directory`.
-        `files` lists the files that belong to the checkpoint, relative to `directory`. Other files
-        may be left over from an attempt that was killed. The hook may be called again, also on
-        another rank.
+        Before this call, ranks have written each shard, as it was at the end of `step`, to files
+        under `directory`. `files` lists these files. Other files under `directory` may be left over
+        from an attempt that was killed. Return the names of the files that this hook has written.
+        All names are relative to `directory`. The hook may be called again, also on another rank.
 
         Not needed: without this hook a checkpoint consists of separate files for each shard.
         """
@@ -612,10 +627,10 @@ class AdaptorSpecs:
         """
         Record `newest` where the framework looks for its newest checkpoint.
 
-        `newest` is now the newest checkpoint under `directory`, of the end of `step`. None means
-        that no checkpoint is left. Replace the record atomically, because the hook may be called on
-        several ranks, and more than once on one rank. The hook is called on the training thread, or
-        on the thread that writes checkpoints.
+        `newest` is the newest checkpoint under `directory`; it contains the state at the end of
+        `step`. None means that no checkpoint is left. Replace the framework's record atomically,
+        because the hook may be called on several ranks, and more than once on one rank. The hook is
+        called on the training thread, or on the thread that writes checkpoints.
 
         Not needed: without this hook only tft knows the newest checkpoint.
         """
@@ -623,7 +638,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_load(self, directory: Path, shard: str) -> None:
         """
-        Read a shard that `tft_save` wrote to `directory`, possibly in another process.
+        Read a shard from `directory` and put it to use. `tft_save` wrote the shard, possibly in
+        another process.
         """
 
     @hookspec(firstresult=True)
@@ -634,17 +650,18 @@ class AdaptorSpecs:
 
         Return None if the program writes no such checkpoints.
 
-        The returned function takes a step, or None. It must not load a checkpoint of a later step,
-        because the state after this step may be wrong. None means that there is no such limit. The
-        function loads the whole state of the newest checkpoint within the limit, including the RNG
-        and the data position. It returns the step at whose end the checkpoint was written.
+        The argument of the returned function is a step or None. The function must not load a
+        checkpoint of a later step, because the state after the given step may be wrong. None means
+        that there is no such limit. The function loads the whole state of the newest checkpoint
+        within the limit, including the RNG and the data position. It returns the step at whose end
+        the checkpoint was written.
 
         The returned function is called on all ranks at the same time, after the process groups have
-        been formed. All ranks must find the same checkpoint. A checkpoint of a step that was
-        abandoned by a return to an earlier step must not be found.
+        been formed. All ranks must find the same checkpoint. When a job returns to an earlier step,
+        the results of later steps are abandoned: their checkpoints must not be found.
 
-        The hook is called when the rank is ready, and again each time such a checkpoint is to be
-        loaded.
+        The hook is called when the rank is ready, and again each time a checkpoint of the user's
+        program is to be loaded.
 
         Not needed: without this hook tft loads no checkpoints of the program.
         """
@@ -655,9 +672,9 @@ class AdaptorSpecs:
         Return, as bytes, the state that belongs to a shard but is not in the user's objects.
 
         An example is the order of gradient reduction. The bytes are stored next to the shard in the
-        checkpoint. The hook is called on the training thread, before a function of the user writes
-        the shard in place of `tft_save`. Raise `OrderRefused` if the user's objects do not contain
-        the whole shard now.
+        checkpoint. The hook is called on the training thread, if a function of the user writes the
+        shard in place of `tft_save`, before that function is called. Raise `OrderRefused` if the
+        user's objects do not contain the whole shard now.
 
         Not needed: without this hook and `tft_replaced` nothing is stored next to the shard.
         """
@@ -666,8 +683,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_replaced(self, shard: str, beside: bytes) -> None:
         """
-        React to new content in the user's objects of a shard, which a function of the user has
-        loaded.
+        React to a function of the user that has loaded a shard from a checkpoint into the user's
+        objects.
 
         `beside` contains the bytes that `tft_beside` returned when the shard was written. Use them
         to restore the state that is not in the user's objects.
@@ -683,9 +700,10 @@ class AdaptorSpecs:
         Return the kind of fault that the framework's exception `error` means.
 
         Return a `Diagnosis` if the kind alone does not say enough. Return None if the adaptor does
-        not know the exception. A `tft.TrainingFault` that declares a kind, and the table of device
-        faults, take precedence over the result. The hook is called separately for each exception
-        from which `error` was raised (its `__cause__` and `__context__`).
+        not know the exception. A `tft.TrainingFault` that declares a kind takes precedence over the
+        result. So does the table of device faults, which maps error texts to kinds of faults. The
+        hook is also called for each exception from which `error` was raised (its `__cause__` and
+        `__context__`).
         """
 
 

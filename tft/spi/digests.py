@@ -17,8 +17,8 @@ _PIECE = 4 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
 _SHARE = 32 * 2**20
-"""One more thread is started for each this many bytes of content. A smaller content is read by the
-calling thread alone."""
+"""The number of bytes of content for each additional thread. Content smaller than this is read by
+the calling thread alone."""
 _MOST = 4
 """The highest number of threads. Four threads already use the whole memory bandwidth."""
 
@@ -26,13 +26,15 @@ _cores: ContextVar[int | None] = ContextVar("cores", default=None)
 """The number of processor cores for digests. None: all cores that this process may use."""
 
 _BATCH = 256 * 2**20
-"""Buffers are taken and digested in batches of about this many bytes. A buffer that is a copy made
-for the digest needs memory, so there must not be copies of the whole state at once."""
+"""Buffers are taken from the adaptor and digested in batches of about this many bytes. Some buffers
+are copies that are made for the digest. With batches, these copies never need memory for the whole
+state at once."""
 
 Content = tuple[str, Buffer | DeviceBuffer]
-"""A buffer to be digested, and the name of its part."""
+"""The name of a part of a shard, and a buffer of this part that is to be digested."""
 _Piece = tuple[Buffer | DeviceBuffer, int, int]
-"""Bytes of a buffer that one thread reads at a time: the buffer, their offset and their number."""
+"""A piece of a buffer that one thread reads at a time: the buffer, the offset of the piece in the
+buffer, and its size in bytes."""
 
 
 def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dict[str, str]:
@@ -40,9 +42,9 @@ def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dic
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
     `heads` maps the name of a part to bytes that are digested before the buffers of that part.
-    `contents` gives the part of each buffer and the buffer, in the same order on every rank. Large
-    contents are read by up to four threads, which have ended when this function returns. Each
-    thread copies the content of a device to the host in pieces of 4 MiB.
+    `contents` lists the buffers, each with the name of its part, in the same order on every rank.
+    Large contents are read by up to four threads, which have ended when this function returns. Each
+    thread copies content that is on a device to the host, in pieces of 4 MiB.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []
@@ -97,11 +99,11 @@ def _digests(pieces: list[_Piece]) -> list[bytes]:
                 return
             digests[index] = reader.digest(piece)
 
-    # new threads and no thread pool: idle threads of a pool would make it unsafe to fork this
-    # process later
+    # start new threads instead of using a thread pool: the idle threads of a pool would make it
+    # unsafe to fork this process later
     threads: list[threading.Thread] = []
     try:
-        # if the system cannot start more threads, the threads that run read everything
+        # if the system cannot start more threads, the threads that already run read all pieces
         with suppress(RuntimeError):
             for _ in range(readers - 1):
                 thread = threading.Thread(target=read, name="digest")
@@ -109,7 +111,8 @@ def _digests(pieces: list[_Piece]) -> list[bytes]:
                 threads.append(thread)
         read()
     finally:
-        left.clear()  # if this rank is interrupted, the threads must stop reading
+        # an exception may have interrupted this thread: then the other threads must stop reading
+        left.clear()
         for thread in threads:
             thread.join()
     # read again the pieces that a thread failed to read, so that the caller gets the exception
@@ -127,7 +130,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._room = memoryview(b"")
-        """Host memory into which a device has copied pieces before. Empty: no device has yet."""
+        """Host memory into which a device copies the piece to be digested. It is empty until the
+        first piece that is on a device."""
 
     def digest(self, piece: _Piece) -> bytes:
         """

@@ -14,15 +14,15 @@ class TrainingFault(Exception):
     """
     Declare a fault of the rank that raises this exception.
 
-    tft then repairs the job, as for a fault that an adaptor has recognised. This also happens if
-    the exception that leaves the training loop was raised from this one.
+    tft then repairs the job, as for a fault that an adaptor has recognised. tft also does so if
+    another exception that was raised from a `TrainingFault` leaves the training loop.
 
-    `text` says what happened; it is in the report. `kind` is the kind of fault; None means that the
-    exceptions from which this one was raised decide the kind. `polluted=True` says that the last
-    update may have spread wrong numbers to all ranks, so no copy of that step is used. `not_after`
-    is the last step before the numbers went wrong: all ranks return to the end of that step or of
-    an earlier one. `context_lost=True` says that this process cannot continue, so that another
-    process must take its place.
+    `text` says what happened, and appears in the report. `kind` is the kind of fault. If `kind` is
+    None, the exceptions from which the `TrainingFault` was raised decide the kind. `polluted=True`
+    says that the last update may have spread wrong numbers to all ranks. Then no copy of the state
+    after that update is used. `not_after` is the last step before the numbers went wrong: all ranks
+    return to the end of that step or of an earlier step. `context_lost=True` says that this process
+    cannot continue, so that another process must take its place.
 
     Raises `ValueError` for an unknown kind, or for a `not_after` that is no step.
     """

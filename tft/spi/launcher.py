@@ -1,17 +1,17 @@
 """
 Support for a program that starts the ranks of a node itself, in place of tft.
 
-Such a program is, for example, the launcher of another framework. This file has the functions that
-the program calls to be a node of a job. It also defines the messages between the program and the
-node's agent.
+Such a program is, for example, the launcher of another framework. The program calls the functions
+in this file to run one node of a job. This file also defines the messages between the program and
+the node's agent.
 
     the program, in `Node.run`
       ├─ tft run ── agent          asks the program to start, kill and reap a rank's process
       └─ the ranks                 children of the program, which reports their end
 
 The program makes no decisions. It does not know which process of a rank is the newest, what a
-process was doing, or whether the job can continue. It only starts, kills and reaps one process at a
-time, in the order of the agent's requests.
+process was doing, or whether the job can continue. It only carries out the agent's requests, one
+after another: to start, kill or reap one process.
 """
 
 import json
@@ -41,8 +41,8 @@ from tft.errors import UsageError
 from tft.parent_death import parent_death_tie
 
 UNKNOWN_STATUS = 1
-"""The exit status that is reported if the real one is not known, because other code in this program
-has already reaped the process."""
+"""The exit status that is reported for a process if its real exit status is not known, because
+other code in this program has already reaped the process."""
 _FAILED = 4
 """The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
@@ -51,14 +51,15 @@ failed start."""
 _DECIDED = (
     *("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--starter", "--resume-if-any"),
 )
-"""The options of `tft run` that the launcher sets, and that a user must not set."""
+"""The options of `tft run` that the program (the launcher of the job) sets, and that a user must
+not set."""
 
 
 class Starter(Protocol):
     """
-    The operations on rank processes that the program must provide.
+    The operations on the processes of ranks that the program (see above) must provide.
 
-    All methods are called on the thread of `Node.run`.
+    All methods are called on the thread that has called `Node.run`.
     """
 
     def start(self, local_rank: int) -> int:
@@ -91,13 +92,13 @@ class Ask:
     """
     A request of an agent to the program: start, kill or reap a process of a rank.
 
-    A `start` request also carries the descriptor of a file that contains the environment of the
-    process as JSON.
+    A `start` request is sent together with a file descriptor. Its file contains the environment of
+    the new process as JSON.
     """
 
     kind: Literal["start", "kill", "reap"]
     number: int
-    """The number of the process, counted by the agent."""
+    """The number that the agent has given to the process."""
     local_rank: int
 
 
@@ -106,8 +107,8 @@ class Answer:
     """
     A report of the program to the agent on a process of a rank.
 
-    The process is not reaped until the agent asks for it, so its pid is not given to another
-    process before.
+    A process that has ended is not reaped until the agent asks for that. So no other process can
+    get the same pid before.
     """
 
     kind: Literal["started", "ended", "refused"]
@@ -117,7 +118,7 @@ class Answer:
     """With `ended`: the exit status, or the negative number of the signal that ended the process.
     """
     why: str = ""
-    """With `refused`: the reason."""
+    """With `refused`: the reason why the process could not be started."""
 
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
@@ -133,7 +134,8 @@ def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
 
 def hear_answer(channel: socket.socket) -> Answer | None:
     """
-    Return the next answer of the program, or None when the program has closed the connection.
+    Return the next answer of the program that starts the ranks, or None when that program has
+    closed the connection.
 
     Raises `BlockingIOError` when `channel` is non-blocking and no answer has arrived yet.
     """
@@ -145,7 +147,7 @@ def written(environment: Mapping[str, str]) -> int:
     """
     Write an environment as JSON to a file in memory, and return the file's descriptor.
 
-    A file is used because an environment can be larger than a message.
+    The environment is sent as a file, because it can be larger than a message may be.
     """
     text = os.memfd_create("tft-environment")
     with os.fdopen(text, "w", closefd=False) as writing:
@@ -172,7 +174,7 @@ def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
 
 def check_options(options: Sequence[str]) -> None:
     """
-    Check options of `tft run` that a user gives to a job under another launcher.
+    Check the options of `tft run` that a user has given for a job under another launcher.
 
     Raises `UsageError` for an option that only the launcher may set. Other invalid options are
     refused later by `tft run`.
@@ -195,9 +197,9 @@ class BrokerAddress:
     host: str
     """The address of node 0, which must be valid on all machines."""
     port: int
-    """This port and the next one must be free on node 0."""
+    """The first port of the broker. This port and the next port must be free on node 0."""
     named: str
-    """The variable from which `host` was read, for error messages."""
+    """The name of the environment variable from which `host` was read, for error messages."""
 
 
 class Node:
@@ -205,9 +207,9 @@ class Node:
     A node of a job, for the program that starts the ranks of the node.
 
     `nnodes` is the number of nodes, `node` the number of this node, and `ranks` the number of ranks
-    on this node. `broker` is the address of the broker. `command` is the command of the ranks. It
-    is only recorded, because the program starts the ranks itself. `defaults` are options of
-    `tft run`; the user's options in TFT_RUN_OPTIONS override them.
+    on this node. `broker` is the address of the broker. `command` is the command that each rank
+    runs. tft only records this command, because the program starts the ranks itself. `defaults` are
+    options of `tft run`; the user's options in TFT_RUN_OPTIONS override them.
 
     Raises `UsageError` for invalid options or addresses, before any process is started.
     """
@@ -239,8 +241,8 @@ class Node:
         """
         Return environment variables for a process that belongs to the job but is not a rank.
 
-        The process is killed when the job is over. If the process calls `tft.init`, the call does
-        not return, because the process has no rank.
+        A process with these variables is killed when the job is over. If it calls `tft.init`, the
+        call does not return, because the process has no rank.
         """
         return aside_variables(self._mark) | parent_death_tie()
 
@@ -267,8 +269,8 @@ class Node:
                     env=environment | parent_death_tie(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    # a signal of the terminal must not reach `tft run` directly, since this process
-                    # forwards it
+                    # a signal from the terminal, such as Ctrl-C, must not reach `tft run` directly,
+                    # because this process forwards the signal
                     start_new_session=True,
                 )
             with _handed_on(running):
@@ -310,11 +312,12 @@ class _Started:
 
 class Service:
     """
-    Carries out the requests of the agent at the other end of `channel`.
+    Carries out the requests of the agent at the other end of the socket `channel`.
 
-    `environment` is the environment with which the agent was started. If a variable in a request
-    has another value than in `environment`, the agent has set it for the rank. Only these variables
-    are changed for a new process.
+    `environment` is the environment with which the agent was started. A request to start a process
+    contains the environment that the agent wants for the process. Variables that have the same
+    value in both environments are left as they are in this process. Only the variables that differ
+    are set or removed for the new process.
     """
 
     def __init__(
@@ -354,7 +357,7 @@ class Service:
 
     def _obey(self) -> None:
         heard = _hear_ask(self._channel)
-        if heard is None:  # the agent is ending; wait on for the end of `tft run` (by its pidfd)
+        if heard is None:  # the agent is ending; `serve` still waits for the end of `tft run`
             self._selector.unregister(self._channel.fileno())
             return
         ask, environment = heard
@@ -406,14 +409,14 @@ class Service:
         started = self._started[number]
         self._selector.unregister(started.pidfd)
         with suppress(ProcessLookupError, PermissionError):
-            # also kill the children that the process has left behind
+            # the process of a rank has ended: kill the children that it has left behind
             os.killpg(started.pid, signal.SIGKILL)
         self._answer(
             Answer(kind="ended", number=number, pid=started.pid, code=_status(started.pid))
         )
 
     def _answer(self, answer: Answer) -> None:
-        with suppress(OSError):  # the agent has ended, and the job with it
+        with suppress(OSError):  # raised if the agent has ended, and the job with it
             say(self._channel, answer)
 
     def _reap(self, started: _Started) -> None:

@@ -56,12 +56,12 @@ class PluginSpecs:
         """
         Return an observer of this rank, or None if the plugin does not observe this rank.
 
-        An observer is an object that may have the methods below from `tft_on_adopted` to
-        `tft_on_order`. tft calls them at the moments that their texts describe. The hook itself is
-        called on the training thread, when `tft.init` has succeeded.
+        An observer is an object that may have any of the methods below, from `tft_on_adopted` to
+        `tft_on_order`. tft calls each method at the moment that its docstring describes. The hook
+        `tft_opened` itself is called on the training thread, when `tft.init` has succeeded.
 
-        If a method of the observer raises a `tft.TrainingFault`, this counts as a fault of this
-        rank. Any other exception is logged, and training continues.
+        If a method of the observer raises a `tft.TrainingFault`, the exception counts as a fault of
+        this rank. Any other exception is logged, and training continues.
         """
 
     @hookspec
@@ -69,8 +69,8 @@ class PluginSpecs:
         """
         React to the user's training objects, which the script has just given to `session.adopt`.
 
-        Called on the training thread. `parts` are the user's own objects, by argument name. Do not
-        change them, unless the plugin is a tool for tests.
+        Called on the training thread. `parts` maps the argument names of `session.adopt` to the
+        user's own objects. Do not change these objects, unless the plugin is a tool for tests.
         """
 
     @hookspec
@@ -82,25 +82,27 @@ class PluginSpecs:
         Called on the training thread for each backward pass of a step, mostly before the pass. If
         the result is True, no rank applies the update. The other ranks learn of the refusal from
         gradients that are not finite, or from the pre-update barrier. A plugin with this method
-        must also have `tft_on_window_opening`, and raise there a `tft.TrainingFault` with the
-        reason.
+        must also have the method `tft_on_window_opening`, which raises a `tft.TrainingFault` with
+        the reason.
         """
 
     @hookspec
     def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
         """
-        Raise a `tft.TrainingFault` to refuse the update of `step` because of its numbers.
+        Raise a `tft.TrainingFault` to refuse the update of `step` because of its losses or gradient
+        norms, which `numbers` contains.
 
         Called on the training thread in every step, when all all-reduces of this rank are complete,
-        and before the update window opens. The state is then that of the end of the step before.
+        and before the update window opens. The training state is then still the state at the end of
+        the step before.
 
         All ranks that hold the same parameters must decide alike. So decide by numbers that are
-        equal on these ranks, such as the norm of the reduced gradients. It is not finite if some
-        rank has refused its loss (`tft_on_loss`). A rank that applies an update which another rank
-        refuses is brought back to the step before.
+        equal on these ranks, such as the norm of the reduced gradients. This norm is not finite if
+        some rank has refused its loss (`tft_on_loss`). If one rank applies an update that another
+        rank refuses, the first rank is brought back to the step before.
 
-        After a refusal the step is computed again. If it is refused again, its batches are left
-        out, or the job ends (`--skip-batch`).
+        After a refusal the step is computed again. If its update is refused again, the job either
+        leaves out the batches of the step (option `--skip-batch`) or ends.
         """
 
     @hookspec
@@ -178,8 +180,9 @@ class PluginSpecs:
         React to progress on this node: some rank of the node has completed `step`, which no rank of
         the node had completed before.
 
-        Called in the agent's event loop, so it must not block. Steps that are completed between two
-        looks of the agent are left out.
+        Called in the agent's event loop, so it must not block. The agent looks at the progress from
+        time to time. If several steps were completed since it last looked, the hook is called only
+        for the last of these steps.
         """
 
     # ------------------------------------------------------------ hooks in the controller

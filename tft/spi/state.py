@@ -19,13 +19,13 @@ _NONE: Mapping[str, bool] = MappingProxyType({})
 
 def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
     """
-    Return the digests of the parts of a shard (XXH3-128, hexadecimal), by the part's name. Ranks
-    compare them to find differing copies.
+    Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name. Ranks
+    compare these digests to find copies of the shard that differ.
 
-    The part `description` is `payload.meta`. Buffers form one part if their names are equal up to
-    the first dot. A buffer named in `own` is a part by itself. If its value in `own` is True, the
-    digest of this part is the empty text, because the content of the buffer belongs to this rank
-    alone.
+    The part `description` consists of `payload.meta`. Buffers form one part if their names are
+    equal up to the first dot. A buffer whose name is a key of `own` is a part by itself. If the
+    value of this key is True, the digest is an empty string, because the content of the buffer
+    belongs to this rank alone.
     """
     found = digest_parts(
         {"description": payload.meta},
@@ -41,8 +41,8 @@ class TrainingState(Protocol):
     """
     The methods of an object that holds the training state of a process.
 
-    Each method implements the hook whose name is `tft_` and the method's name. `AdaptorSpecs` in
-    `tft.spi.adaptor` specifies these hooks.
+    Each method implements one hook: the method `shards` implements the hook `tft_shards`, and so
+    on. `AdaptorSpecs` in `tft.spi.adaptor` specifies these hooks.
     """
 
     def shards(self, rank: int, world: int) -> Sequence[ShardCopies]: ...

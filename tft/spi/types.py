@@ -1,6 +1,6 @@
 """
-The types of arguments and results of hooks: shards of training state, and views of incidents and
-sessions.
+The types of arguments and results of hooks, such as the content of shards (pieces of training
+state), and read-only views of incidents and of a worker's session.
 """
 
 import re
@@ -16,7 +16,8 @@ from tft.protocol.messages import FaultKind, Verdict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
     """
-    One named piece of the memory of a shard: contiguous bytes, without a copy where possible.
+    One named piece of a shard in host memory: contiguous bytes, which are the shard's own memory
+    and not a copy of it where possible.
     """
 
     name: str
@@ -32,11 +33,11 @@ def _host_memory(size: int) -> memoryview:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBuffer:
     """
-    One named piece of the memory of a shard that is on a device.
+    One named piece of a shard in the memory of a device.
 
     A transfer to another rank copies the piece to the host in small parts, one after another. So
-    the host needs memory for only two parts, and not for the whole piece. Digests of the state are
-    computed in the same way.
+    the host needs memory for only two parts, and not for the whole piece. To compute digests, the
+    piece is copied to the host in small parts, too.
     """
 
     name: str
@@ -44,8 +45,8 @@ class DeviceBuffer:
     """The size in bytes."""
     copy: Callable[[int, memoryview], Callable[[], None]]
     """`copy(offset, into)` begins to fill the host memory `into` with the bytes of this piece from
-    `offset` on. The function that it returns waits until `into` is full. Both are called on any
-    thread, and on several threads at once."""
+    `offset` on. It returns a function that waits until `into` is full. `copy` and the returned
+    function are called on any thread, and on several threads at once."""
     host_memory: Callable[[int], memoryview] = _host_memory
     """Returns writable host memory of the given number of bytes, into which the device can copy
     fast (pinned memory)."""
@@ -86,7 +87,8 @@ class Parallelism:
     """The number of shards into which the optimizer state is cut among the dp * cp ranks that hold
     the same dense parameters. 1: it is not cut."""
     threshold_kb: int = 0
-    """Parameters smaller than this number of kilobytes are not cut, even if `cuts_parameters`."""
+    """Parameters smaller than this number of kilobytes are not cut, even if `cuts_parameters` is
+    True."""
     cuts_parameters: bool = False
     """True if parameters are cut together with their optimizer state."""
     experts_as_dense: bool = False
@@ -97,18 +99,18 @@ class Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """
-    The objects that a user's factory makes, after the process groups have been formed.
+    The objects that a user's factory function makes, after the process groups have been formed.
 
     The factory is the argument `make` of `session.adopt`. Its result is available as
-    `session.model` until the process groups are freed in an incident. Then the factory is called
-    again.
+    `session.model` until an incident frees the process groups. When new process groups have been
+    formed, the factory is called again.
     """
 
-    model: Any  # Any: objects of the framework, of any class
+    model: Any  # Any: the framework's objects can have any class
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Other objects with a state that tft keeps, by name, such as a moving average."""
+    """Other objects whose state tft also keeps, such as a moving average, by name."""
     more: Any = None
     """Any other object that training needs and that uses these process groups, such as a pipeline
     schedule. tft does not keep its state."""
@@ -123,8 +125,8 @@ class ShardPayload:
     """
 
     meta: bytes
-    """A description of the buffers, with which the receiver can prepare memory for them, and all
-    state that is not in tensors. Only the adaptor reads it."""
+    """A description of the buffers, with which the receiver can prepare memory for the buffers. It
+    also contains all state that is not in tensors. Only the adaptor reads this field."""
     buffers: tuple[Buffer | DeviceBuffer, ...]
 
 
@@ -154,7 +156,8 @@ class CheckResult:
     """
 
     verdict: Verdict
-    """`pass`: continue; `isolate`: take this rank's node out of the job; `end`: end the job."""
+    """What is to happen: `pass`: the job continues; `isolate`: this rank's node is taken out of the
+    job; `end`: the job ends."""
     finding: str = ""
     """The reason for a verdict that is not `pass`: a sentence on which an operator can act."""
 
@@ -176,7 +179,7 @@ class DeviceFault:
     """
 
     words: str
-    """A regular expression, searched in the message of a `RuntimeError`."""
+    """A regular expression that is searched for in the message of a `RuntimeError`."""
     kind: FaultKind | None
     """The kind of fault that the error text indicates. None: the text does not indicate a fault of
     the device, but a bug in the script, or that the script needs more device memory than there is.
@@ -185,7 +188,7 @@ class DeviceFault:
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
     source: str = ""
-    """Where the error text is documented: a page, or a place in source code."""
+    """The place where the error text is documented: a web page, or a place in source code."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -209,13 +212,14 @@ class Numbers:
     """
 
     losses: tuple[float, ...] = ()
-    """The losses from which the backward passes of the step began, in the order of the passes."""
+    """The losses of the step, one for each backward pass, in the order of the passes."""
     norm: float | None = None
     """The norm of the reduced gradients before they were clipped. None: the norm is not known, or
     it must not be judged because the script itself handles gradients that overflow."""
     own: tuple[float, ...] = ()
-    """Further numbers that this rank has computed alone, before gradients were reduced. If the step
-    is computed again and these numbers differ, the device of this rank computes wrong numbers."""
+    """Other numbers that this rank has computed alone, before gradients were reduced. If the step
+    is computed again and these numbers are then different, the device of this rank computes wrong
+    numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +234,8 @@ class Diagnosis:
     """True if the last update may have spread wrong numbers to all ranks. Then no copy of the state
     after that update is used, on any rank."""
     not_after: int | None = None
-    """The last step whose state is not affected. No copy of a later step is used. None: not
-    known."""
+    """The last step whose state is not affected by the fault. No copy of the state after a later
+    step is used. None: this step is not known."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
@@ -265,8 +269,8 @@ class OfferView:
     why_not: str | None
     """The reason why the strategy cannot be used. None: the strategy can be used."""
     step: int | None
-    """The step from whose end all ranks would continue. None: the step of a checkpoint that the
-    ranks find themselves."""
+    """The step from whose end all ranks would continue. None: the step is not known yet, because
+    the ranks would first look for a checkpoint and continue from its step."""
     leaving: tuple[int, ...]
     """For `scale_in`: the ranks that would leave the job."""
     joining: tuple[int, ...] = ()
@@ -299,13 +303,13 @@ class RankView:
     backups: tuple[int, ...]
     """The earlier steps of which the rank keeps a sound copy in memory."""
     shards: tuple[str, ...]
-    """The shards of which the rank holds a copy. Ranks with the same shard are replicas of it."""
+    """The names of the shards of which the rank holds a copy."""
     column: tuple[int, ...]
     """The ranks of the model replica of this rank, which can leave the job and come back only
     together. Empty: the rank leaves alone."""
     unplaceable: str
-    """Why no other process can be started for the rank. Empty: one can be started, or none is
-    needed."""
+    """The reason why no other process can be started for the rank. Empty: a process can be started,
+    or none is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +326,7 @@ class IncidentView:
     offers: tuple[OfferView, ...]
     """The strategies, in the order in which the job would try them."""
     ranks: tuple[RankView, ...]
-    """All ranks of the job, including those that have left, by rank number."""
+    """All ranks of the job, sorted by rank number, including ranks that have left the job."""
     until: float
     """The time (CLOCK_MONOTONIC on the controller's machine, seconds) until which the controller
     waits for advice. Then it chooses a strategy without advice."""
@@ -402,10 +406,10 @@ class SessionView(Protocol):
         Digest one slice of every shard that several ranks hold, and send the digests to the
         controller, which compares them with those of the other holders.
 
-        Each shard is cut into `of` slices, and `number`, from 0, says which of them is digested.
-        Call this method in `tft_on_step_ended`. If the result is None, the digests are computed. If
-        the result is a function, the slice is large, and only this function computes the digests:
-        call it on any thread. It must have returned before `tft_on_state_released` returns.
+        Each shard is cut into `of` slices, and `number`, from 0, says which slice is digested. Call
+        this method in the hook `tft_on_step_ended`. If the result is None, the digests have been
+        computed. If the slice is large, the result is a function that computes the digests. Call
+        the function on any thread. It must return before the hook `tft_on_state_released` returns.
         """
 
 

@@ -1,5 +1,6 @@
 """
-Compares what two runs have recorded, and names the first difference. All functions are pure.
+Compares the digests and rows that two runs have recorded, and names the first difference. All
+functions are pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,7 +14,8 @@ KINDS = (
     "losses", "optimizer", "parameters", "rows",
 )  # fmt: skip
 """All kinds of recorded state. Within a step, a difference of one kind can cause differences of the
-kinds after it, so the first kind that differs is the most useful one to name."""
+kinds that come later in this list. So the first kind that differs is the most useful one to name.
+"""
 
 _TEXT = {
     "batches": "the inputs of the model differ",
@@ -57,10 +59,10 @@ def first_difference(
     Return the first difference between the undisturbed run `calm` and the run `other`, or None if
     there is no difference.
 
-    A rank that was killed has not recorded all its steps. What a rank has not recorded of a step in
-    `other` is not compared, except in the last step. `volatile` are keys in the rows of
-    `session.record` that are not compared, because their values, such as times, differ between any
-    two runs.
+    A rank that was killed has not recorded all its steps. So parts of a step that a rank has not
+    recorded in the run `other` are not compared, except in the last step. `volatile` are keys in
+    the rows of `session.record`. Their values, such as times, are not compared, because they differ
+    between any two runs.
     """
     found = [
         Difference(step=step, rank=rank, kind=kind, name=name)
@@ -74,7 +76,8 @@ def first_difference(
 
 def volatile_keys(calm: Digests, again: Digests) -> frozenset[str]:
     """
-    Return the keys of rows whose values differ between two undisturbed runs.
+    Return the keys whose values in the rows of `session.record` differ between two undisturbed
+    runs.
     """
     keys: set[str] = set()
     for rank, rows in calm.rows.items():
@@ -94,11 +97,12 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
 
 def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> list[Part]:
     """
-    Return the parts that differ between the records that two runs made of one step.
+    Return the parts of the state that differ between the records of two runs. Both records are of
+    the same rank and the same step.
 
-    A step is recorded at two moments: at its update window and at its end. Parts are compared only
-    for moments of which `other` has a record, but for both moments if `last` is True. Then a part
-    that only one run has recorded counts as different.
+    A step is recorded at two moments: at its update window and at its end. The parts of a moment
+    are compared only if `other` has a record of that moment. If `last` is True, the parts of both
+    moments are compared, and a part that only one run has recorded counts as different.
     """
     edges = {kind for kind, _ in other}
     window, end = "batches" in edges, "rank-local" in edges

@@ -40,8 +40,8 @@ class Digests:
 
 def read_digests(run_dir: Path, ranks: int) -> Digests:
     """
-    Return what the ranks of a run have recorded. An incomplete last line, written by a process that
-    was killed, counts as missing.
+    Return the digests and the rows that the ranks of a run have recorded. A process that was killed
+    may have left an incomplete line in a file. Such a line is left out.
     """
     steps: dict[tuple[int, int], dict[Part, str]] = {}
     ends: dict[int, int] = {}
@@ -79,7 +79,7 @@ def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: parsed JSON
     found = {("rank-local", ""): line["local"][_LOCAL]}
     for name, digest in line["state"].items():
         shard, _, part = name.rpartition("/")
-        if digest:  # an empty digest marks a part that is compared as rank-local state
+        if digest:  # an empty digest marks a part that belongs to this rank's rank-local state
             found[_KINDS.get(part, "others"), f"{part} of shard {shard}"] = digest
     return found
 
@@ -95,7 +95,8 @@ _KINDS = {
     "modes": "modes",
     "description": "modes",
 }
-"""The kind of each part of a shard. Any other part is one of the script's other objects."""
+"""The kind of state to which each part of a shard belongs, by the part's name. A part that is not
+listed is one of the script's other objects (kind `others`)."""
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: parsed JSON

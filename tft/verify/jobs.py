@@ -50,8 +50,9 @@ class Ended:
 
     def fired(self) -> dict[str, float]:
         """
-        Return the `--chaos` specs whose kill was carried out, each with the time of the kill
-        (CLOCK_MONOTONIC, seconds), the earliest first.
+        Return the values of the option `--chaos` (kills at a given rank, step and phase) whose kill
+        was carried out. Each is mapped to the time of the kill (CLOCK_MONOTONIC, seconds). The
+        earliest kill comes first.
         """
         firings = [
             json.loads(path.read_text()) for path in (self.run_dir / "chaos").glob("*-*.json")
@@ -97,5 +98,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_END)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the other processes of the job die with this one
+        # kill `tft run`; all other processes of the job die with it
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
-"""The phases in which a rank is killed, as `tft_chaos` names them."""
+"""The phases of a step in which a rank is killed. The names are those of the plugin `tft_chaos`,
+which carries out the kills."""
 
 FIRST = 2
-"""The first step in which a rank is killed. In step 2 all ranks have completed step 1, so there is
-a step to return to."""
+"""The first step in which a rank is killed. At step 2 all ranks have completed step 1, so the job
+can return to the end of step 1."""
 APART = 2
 """The number of steps from one kill to the next. It is 2, so that there is a step without a kill
 between any two kills."""
@@ -42,8 +43,9 @@ def schedule(
     has enough steps.
 
     The index of a phase in `PHASES` decides which rank is killed, so that different phases kill
-    different ranks. A kill in the phase `evaluation` needs one of the steps `evaluated`, after
-    which functions of the user are called.
+    different ranks. `evaluated` lists the steps after which functions of the user are called. A
+    kill in the phase `evaluation` can happen only at one of these steps. No rank is killed in the
+    step `last` or later.
     """
     kills: list[Kill] = []
     step = FIRST

@@ -1,6 +1,6 @@
 """
-Runs a script without faults and with a rank killed in each phase, and compares what the runs have
-recorded.
+Runs a script without faults and with a rank killed in each phase of a step, and compares the
+digests that the runs have recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from tft.verify.schedule import Kill, schedule
 IDENTICAL, DIFFERS, NOT_TRIED = "identical", "differs", "not tried"
 
 _SHOWN = 12
-"""How many of the last lines of a job's output an error message contains."""
+"""The number of lines at the end of a job's output that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,10 @@ class Finding:
     kill: Kill | None = None
     difference: Difference | None = None
     why: str = ""
-    """Why the phase was not tried, or how the job ended."""
+    """The reason why the phase was not tried, or a text that says how the job failed."""
     inexact: tuple[str, ...] = ()
-    """What the job itself has reported as not bit-identical in its recovery, as sentences."""
+    """Sentences from the job's own report about parts of the recovery that may not be
+    bit-identical."""
     run_dir: Path | None = None
     """The run directory of the job in which the rank was killed."""
 
@@ -62,10 +63,10 @@ class Verifier:
     """
     Runs the jobs of one verification.
 
-    `directory` gets a run directory for each job. `options` are options for `tft run`, and
-    `command` is the script with its arguments. All jobs together may take `limit` seconds. `began`
-    is called when the undisturbed job has ended. `told` is called with each finding as soon as it
-    is known.
+    In `directory`, each job gets its own run directory. `options` are options for `tft run`, and
+    `command` is the script with its arguments. All jobs together may take `limit` seconds. The
+    function `began` is called when the undisturbed job has ended. The function `told` is called
+    with each finding as soon as the finding is known.
     """
 
     directory: Path
@@ -134,10 +135,11 @@ class Verifier:
 
     def _disturbed(self, kills: Sequence[Kill]) -> list[str]:
         """
-        Run one job with these kills. Return the phases for which it gives a result.
+        Run one job in which ranks are killed as `kills` says. Return the phases for which the job
+        gives a result.
 
-        After the first difference the job gives no result for later kills, because all later steps
-        differ.
+        If a kill changes the training, all later steps of the job differ from the undisturbed job.
+        So the job gives no result for later kills.
         """
         assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
@@ -169,11 +171,11 @@ class Verifier:
 
     def _compare(self, other: Digests) -> Difference | None:
         """
-        Return the first difference between `other` and the undisturbed run, or None.
+        Return the first difference between the run `other` and the undisturbed run, or None.
 
-        If there is one, make a second undisturbed run. Values of `session.record` that differ
-        between the two undisturbed runs are then ignored. Raises `UsageError` if anything else
-        differs between these two.
+        If there is a difference, make a second undisturbed run. Values of `session.record` that
+        differ between the two undisturbed runs are then ignored. Raises `UsageError` if anything
+        else differs between the two undisturbed runs.
         """
         assert self._calm is not None
         calm = self._calm
@@ -236,21 +238,24 @@ def _guilty(
     kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
 ) -> Kill | None:
     """
-    Return the kill that explains why a job differs from the undisturbed job, or has failed: the
-    last kill that was carried out, up to the step of the difference. Return None if a difference
-    came before all kills.
+    Return the kill that explains why a job differs from the undisturbed job, or why it has failed.
+
+    This is the last kill that was carried out, not counting kills after the step of the difference.
+    If the job failed without a difference before any kill was carried out, return the first planned
+    kill. Return None if the difference came before all kills.
     """
     done = [kill for kill in kills if kill.spec in fired]
     if difference is not None:
         done = [kill for kill in done if kill.step <= difference.step]
     if not done and difference is None and kills:
-        return kills[0]  # the job has ended before any kill was carried out
+        return kills[0]  # the job has failed before any kill was carried out
     return max(done, key=lambda kill: kill.step, default=None)
 
 
 def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
     """
-    Return what the job has reported as not bit-identical in the incident after this kill.
+    Return the sentences in the job's report that say what may not be bit-identical after the
+    incident that this kill caused.
     """
     return tuple(
         dict.fromkeys(
