@@ -257,8 +257,8 @@ def test_several_nodes_without_a_common_run_directory_are_refused() -> None:
         ({"max_rank_faults": -1}, "--max-rank-faults must be at least 0, not -1"),
         (
             {"enable": ("dump", "pray")},
-            "--enable does not know pray; it takes migrate, scale_out, retry, recover, scale_in, "
-            "dump",
+            "--enable does not know pray; the strategies are migrate, scale_out, retry, recover, "
+            "scale_in, dump",
         ),
     ],
 )
