@@ -468,8 +468,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         # will remove that directory
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
-                f"; the complete new checkpoint is in {partial}: move {final.name} away, and rename "
-                f"{partial.name} to {final.name}"
+                f"; the complete new checkpoint is in {partial}: move {final.name} away, and "
+                f"rename {partial.name} to {final.name}"
             )
         raise CheckpointCorrupt(why)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
@@ -652,8 +652,8 @@ def verify_shards(
     known = manifest_of(directory)
     if step is not None and known.step != step:
         raise CheckpointCorrupt(
-            f"the checkpoint {directory} contains the state at the end of step {known.step}, not of "
-            f"step {step}"
+            f"the checkpoint {directory} contains the state at the end of step {known.step}, not "
+            f"of step {step}"
         )
     for file in known.files:
         if file.name == known.local_state.get(rank):
@@ -714,8 +714,8 @@ def manifest_of(directory: Path) -> Manifest:
         schema = msgspec.json.decode(content, type=_Versioned).schema
         if schema != SCHEMA:
             raise CheckpointCorrupt(
-                f"the checkpoint with the manifest {path} was written by another version of tft: its "
-                f"format is schema {schema}; this version of tft reads schema {SCHEMA}"
+                f"the checkpoint with the manifest {path} was written by another version of tft: "
+                f"its format is schema {schema}; this version of tft reads schema {SCHEMA}"
             )
         known = msgspec.json.decode(content, type=Manifest)
     except OSError as error:

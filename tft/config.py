@@ -256,8 +256,8 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
         ) from None
     except ValueError as wrong:
         raise UsageError(
-            "one of the environment variables that the agent sets for this rank (RANK, TFT_PAGE and "
-            f"others) must be a number, and is not: {wrong}. Do not change them in the script"
+            "one of the environment variables that the agent sets for this rank (RANK, TFT_PAGE "
+            f"and others) must be a number, and is not: {wrong}. Do not change them in the script"
         ) from None
 
 

@@ -205,8 +205,8 @@ class Page:
         if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
                 f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
-                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the state_dict() of "
-                "the `data` that session.adopt was given return less"
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the state_dict() "
+                "of the `data` that session.adopt was given return less"
             )
         tag = 2 * step + closed
         self._write(tag % _SLOTS, tag, local_state)

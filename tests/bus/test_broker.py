@@ -69,8 +69,8 @@ def test_error_names_an_address_that_is_taken(
     error names the address."""
     assert refusal(processes, "127.0.0.1", broker.port + first) == (
         f"AddressTaken the broker cannot listen at 127.0.0.1:{broker.port}: another process "
-        "listens there; end that process, or choose another port (the broker takes that port and the "
-        "next)"
+        "listens there; end that process, or choose another port (the broker takes that port and "
+        "the next)"
     )
 
 

@@ -52,8 +52,8 @@ def pause(run_dir: Path, check: str, why: str) -> int:
         before = await leader.speaks()
         if before.state in _OVER:
             raise UsageError(
-                f"the job in {run_dir} is ending (its state is {before.state}) and cannot pause any "
-                "more"
+                f"the job in {run_dir} is ending (its state is {before.state}) and cannot pause "
+                "any more"
             )
         if before.state in _STILL:
             raise UsageError(f"the job in {run_dir} is already {before.state}")

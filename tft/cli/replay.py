@@ -66,8 +66,8 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
     runs = runs_of(content, str(file), which)
     if not runs:
         raise UsageError(
-            f"{file} contains no record of a run: name the run directory of a job that was started, "
-            f"or the file {STORY} in such a directory"
+            f"{file} contains no record of a run: name the run directory of a job that was "
+            f"started, or the file {STORY} in such a directory"
         )
     return runs
 

@@ -341,8 +341,8 @@ def job_there(run_dir: Path) -> JobThere:
         )
     except FileNotFoundError:
         raise UsageError(
-            f"no job runs in {run_dir}: this directory has no file {JOB}; name the run directory of "
-            "a running job"
+            f"no job runs in {run_dir}: this directory has no file {JOB}; name the run directory "
+            "of a running job"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise UsageError(

@@ -77,8 +77,8 @@ class AfterSteps:
         if known:
             raise UsageError(
                 f"the function {known[0].name} was registered with session.after_step before: "
-                "register functions once, before session.run, not in `train`, which is called again "
-                "after an incident"
+                "register functions once, before session.run, not in `train`, which is called "
+                "again after an incident"
             )
         self._functions.append(AfterStep(function=function, every=every, limit=limit))
 
@@ -110,9 +110,10 @@ class AfterSteps:
             changed = sorted(part for part in parts if parts[part] != before[shard].get(part))
             if changed:
                 raise UsageError(
-                    f"the function {after.name} has changed {', '.join(changed)} of shard {shard!r} "
-                    f"after step {step}: a function that is called after a step must not change the "
-                    "state, because it may be called again. Change the state in the training loop"
+                    f"the function {after.name} has changed {', '.join(changed)} of shard "
+                    f"{shard!r} after step {step}: a function that is called after a step must not "
+                    "change the state, because it may be called again. Change the state in the "
+                    "training loop"
                 )
 
 

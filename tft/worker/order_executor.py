@@ -416,8 +416,8 @@ class Hands:
         reload = self._hook.tft_reload()
         if reload is None:
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} knows no function with which the script loads "
-                "the checkpoints that it has written itself"
+                f"the adaptor {self._state.adaptor!r} knows no function with which the script "
+                "loads the checkpoints that it has written itself"
             )
         self._gate.tear()
         step = reload(order.not_after)

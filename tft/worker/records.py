@@ -57,8 +57,8 @@ class Records:
         taken = sorted({_STEP, _AFTER} & row.keys())
         if taken:
             raise UsageError(
-                f"the row that session.record was given has the key {taken[0]!r}, which tft adds to "
-                "each row itself: rename the key"
+                f"the row that session.record was given has the key {taken[0]!r}, which tft adds "
+                "to each row itself: rename the key"
             )
         where: dict[str, object] = {_STEP: step}
         if self._step is not None:

@@ -248,8 +248,8 @@ class Saving:
         if self.own and not known.own:
             raise OrderRefused(
                 f"the checkpoint {directory} was written by the adaptor {known.adaptor!r}, not by "
-                "the script's own functions: leave save and load out of session.adopt to go on from "
-                "this checkpoint"
+                "the script's own functions: leave save and load out of session.adopt to go on "
+                "from this checkpoint"
             )
         for shard, place in places.items():
             if place != directory:
