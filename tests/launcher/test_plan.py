@@ -184,7 +184,7 @@ def test_placed_node_without_a_run_directory_is_refused() -> None:
     sentence names `TFT_RUN`. The name of the job is not required."""
     with pytest.raises(
         UsageError,
-        match="needs --run-dir, the same on every node; set this in .* TFT_RUN",
+        match=r"needs --run-dir, the same on every node; set this in .* TFT_RUN",
     ):
         make_plan(options(placed=(0, 1, 0), nnodes=2, broker="127.0.0.1:29400"))
 
