@@ -136,7 +136,7 @@ def test_descriptor_that_is_not_a_page_is_refused(tmp_path: Path) -> None:
     """When the inherited descriptor is closed or is not a page, then it is refused with a message."""
     fd = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(
-        UsageError, match=f"file descriptor {fd} should be .* but it is something else"
+        UsageError, match=f"file descriptor {fd} should be .* but is something else"
     ):
         Page.open(fd)
     os.close(fd)

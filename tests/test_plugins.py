@@ -64,7 +64,7 @@ def test_only_the_named_adaptor_is_loaded(install: Install) -> None:
 def test_unknown_adaptor_is_refused_with_the_list_of_installed_ones(install: Install) -> None:
     """When no package offers the adaptor, then the message lists the installed adaptors."""
     install("stranger_a", STRATEGIES, "tft.adaptors")
-    with pytest.raises(UnknownAdaptor, match=r"adaptor named 'torhc'; found: .*stranger_a"):
+    with pytest.raises(UnknownAdaptor, match=r"adaptor named 'torhc'; installed: .*stranger_a"):
         load_adaptor("torhc")
 
 
@@ -137,7 +137,7 @@ def test_hook_wrapper_is_refused(install: Install) -> None:
     """When a plugin wraps a hook, then it is refused, because plugins are called one by one."""
     wrapper = "from tft.spi import hookimpl\n@hookimpl(wrapper=True)\ndef tft_options(): yield\n"
     install("stranger_p", wrapper, "tft.plugins")
-    with pytest.raises(UsageError, match="it wraps tft_options"):
+    with pytest.raises(UsageError, match="for the hook tft_options is a wrapper"):
         load_plugins()
 
 

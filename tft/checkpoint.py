@@ -467,19 +467,22 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     if not partial.exists():
         if is_there(final, manifest):
             return
-        raise CheckpointCorrupt(f"{partial} no longer exists, and {final} is another checkpoint")
+        raise CheckpointCorrupt(
+            f"the unfinished checkpoint {partial} no longer exists, so it cannot be renamed to "
+            f"{final}, and {final} is another checkpoint"
+        )
     write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
         sync(directory)
     if final.exists() and _committed(final) is None:
-        why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
+        why = f"{final} exists and cannot be read as a checkpoint, so tft does not replace it"
         # do not tell the operator to rename the directory of a periodic checkpoint, because `sweep`
         # will remove that directory
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
-                f"; the complete checkpoint is in {partial}: move the other one away and rename "
-                "this one"
+                f"; the complete new checkpoint is in {partial}: move {final.name} away, and "
+                f"rename {partial.name} to {final.name}"
             )
         raise CheckpointCorrupt(why)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
@@ -549,8 +552,8 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
     named = store.step_of(directory)
     if named is not None and named != known.step:
         raise CheckpointCorrupt(
-            f"the name of {directory} says step {named}, but its files contain the end of step "
-            f"{known.step}"
+            f"the name of the checkpoint {directory} says step {named}, but its files contain the "
+            f"state at the end of step {known.step}"
         )
 
 
@@ -636,12 +639,14 @@ def _verify_file(directory: Path, file: SavedFile) -> None:
         found = digest_file(directory, file.name)
     except OSError as error:
         raise CheckpointCorrupt(
-            f"{directory}: {file.name}, of {file.size} bytes, cannot be read: {error.strerror}"
+            f"the checkpoint {directory} is damaged: its file {file.name}, of {file.size} bytes, "
+            f"cannot be read: {error.strerror}"
         ) from None
     if found != file:
         raise CheckpointCorrupt(
-            f"{directory}: {file.name} differs from what was written: expected {file.size} bytes "
-            f"with digest {file.digest}, found {found.size} with {found.digest}"
+            f"the checkpoint {directory} is damaged: its file {file.name} differs from what was "
+            f"written: expected {file.size} bytes with digest {file.digest}, found {found.size} "
+            f"bytes with digest {found.digest}"
         )
 
 
@@ -661,7 +666,8 @@ def verify_shards(
     known = manifest_of(directory)
     if step is not None and known.step != step:
         raise CheckpointCorrupt(
-            f"{directory} contains the end of step {known.step}, not of step {step}"
+            f"the checkpoint {directory} contains the state at the end of step {known.step}, not "
+            f"of step {step}"
         )
     for file in known.files:
         if file.name == known.local_state.get(rank):
@@ -692,14 +698,22 @@ def read_local_state(directory: Path, rank: int) -> bytes:
     """
     name = manifest_of(directory).local_state.get(rank)
     if name is None:
-        raise CheckpointCorrupt(f"{directory} contains no rank-local state of rank {rank}")
+        raise CheckpointCorrupt(
+            f"the checkpoint {directory} contains no rank-local state of rank {rank} (random "
+            "generators, data position)"
+        )
     try:
         content = (directory / name).read_bytes()
     except OSError as error:
-        raise CheckpointCorrupt(f"{directory}: {name} cannot be read: {error.strerror}") from None
+        raise CheckpointCorrupt(
+            f"the file {name} of the checkpoint {directory} cannot be read: {error.strerror}"
+        ) from None
     owner = _OWNER.format(rank).encode()
     if not content.startswith(owner):
-        raise CheckpointCorrupt(f"{directory}: {name} is not the rank-local state of rank {rank}")
+        raise CheckpointCorrupt(
+            f"the file {name} of the checkpoint {directory} is not the rank-local state of rank "
+            f"{rank} (random generators, data position)"
+        )
     return content.removeprefix(owner)
 
 
@@ -714,24 +728,32 @@ def manifest_of(directory: Path) -> Manifest:
         schema = msgspec.json.decode(content, type=_Versioned).schema
         if schema != SCHEMA:
             raise CheckpointCorrupt(
-                f"{path} has schema {schema}; this version of tft reads schema {SCHEMA}"
+                f"the checkpoint with the manifest {path} was written by another version of tft: "
+                f"its format is schema {schema}; this version of tft reads schema {SCHEMA}"
             )
         known = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise CheckpointCorrupt(
-            f"{directory} has no {MANIFEST} that can be read: {error.strerror}"
+            f"{directory} cannot be used as a checkpoint: its file {MANIFEST} cannot be read: "
+            f"{error.strerror}"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be understood: {error}") from None
+        raise CheckpointCorrupt(f"{path} is not a valid checkpoint manifest: {error}") from None
     if _digest(content.replace(known.digest.encode(), _UNSEALED.encode(), 1)) != known.digest:
         raise CheckpointCorrupt(
-            f"{path} differs from what was written: it does not have the digest that it names, "
-            f"{known.digest}"
+            f"the checkpoint manifest {path} differs from what was written: it does not "
+            f"have the digest {known.digest} that is stored in it"
         )
     names = [file.name for file in known.files]
     for name in [*names, *known.local_state.values(), *(file.name for file in known.copies)]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointCorrupt(f"{path} names {name!r}, which is outside the checkpoint")
+            raise CheckpointCorrupt(
+                f"the checkpoint manifest {path} names the file {name!r}, which is outside the "
+                "checkpoint"
+            )
     if not set(known.local_state.values()) <= set(names):
-        raise CheckpointCorrupt(f"{path} names rank-local state that is not among its files")
+        raise CheckpointCorrupt(
+            f"the checkpoint manifest {path} names a file with rank-local state that is missing "
+            "from its list of files"
+        )
     return known

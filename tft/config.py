@@ -259,7 +259,8 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
         ) from None
     except ValueError as wrong:
         raise UsageError(
-            f"the environment variable of this rank must be a number: {wrong}"
+            "one of the environment variables that the agent sets for this rank (RANK, TFT_PAGE "
+            f"and others) must be a number, and is not: {wrong}. Do not change them in the script"
         ) from None
 
 
@@ -279,7 +280,9 @@ def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
     except ValueError as wrong:
-        raise UsageError(f"{RUN_OPTIONS} cannot be split into options: {wrong}") from None
+        raise UsageError(
+            f"the environment variable {RUN_OPTIONS} cannot be split into options: {wrong}"
+        ) from None
 
 
 def _path(text: str) -> Path | None:

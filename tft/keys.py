@@ -98,7 +98,8 @@ def share_keys(directory: Path, seed: bytes) -> None:
     for name, content in files.items():
         if _read(directory / name) != content:
             raise UsageError(
-                f"{directory / name} does not match the secret of the job: remove {directory}"
+                f"the key {directory / name} does not match the secret of the job: remove "
+                f"{directory}, so that tft makes the keys anew"
             )
 
 
@@ -140,7 +141,9 @@ def transfer_files(directory: Path) -> tuple[Path, Path]:
 
 def _files(seed: bytes) -> Mapping[str, bytes]:
     if len(seed) != SEED:
-        raise UsageError(f"a seed for keys must have {SEED} bytes; this one has {len(seed)}")
+        raise UsageError(
+            f"the seed from which keys are made must have {SEED} bytes, and has {len(seed)}"
+        )
     made: dict[str, bytes] = {}
     for secret, public in (BROKER, JOB):
         made[secret] = z85.encode(_derived(seed, secret))
@@ -170,8 +173,8 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise UsageError(
-            "making keys needs the package cryptography: pip install 'tft-bus[keys]'. Using keys "
-            "does not need it: they may be made on another machine"
+            "making keys needs the package cryptography: pip install 'tft-bus[keys]', or make the "
+            "keys on a machine that has the package, and copy them to this machine"
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])

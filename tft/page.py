@@ -127,14 +127,14 @@ class Page:
             size = os.fstat(fd).st_size
         except OSError as error:
             raise UsageError(
-                f"the page of this rank should be file descriptor {fd}, which cannot be used "
-                f"({error.strerror}): was the script started through something that closes "
-                "inherited files?"
+                f"the memory that this rank shares with its agent should be file descriptor {fd}, "
+                f"which cannot be used ({error.strerror}): start the script without a program in "
+                "between that closes inherited files"
             ) from None
         if size != _SIZE:
             raise UsageError(
-                f"file descriptor {fd} should be the shared-memory page of this rank, but it is "
-                f"something else: it has {size} bytes instead of {_SIZE}"
+                f"file descriptor {fd} should be the memory that this rank shares with its agent, "
+                f"but is something else: it has {size} bytes instead of {_SIZE}"
             )
         return cls(fd)
 
@@ -210,8 +210,8 @@ class Page:
         if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
                 f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
-                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: give `data` a smaller "
-                "state_dict()"
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the state_dict() "
+                "of the `data` that session.adopt was given return less"
             )
         tag = 2 * step + closed
         self._write(tag % _SLOTS, tag, local_state)

@@ -190,11 +190,15 @@ def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
         manager.check_pending()
         for caller in manager.get_hookcallers(plugin) or ():
             if any(hook.wrapper or hook.hookwrapper for hook in caller.get_hookimpls()):
-                raise ValueError(f"it wraps {caller.name}, and tft supports no wrappers of hooks")
+                raise ValueError(
+                    f"its function for the hook {caller.name} is a wrapper around other functions, "
+                    "and tft supports no wrappers of hooks"
+                )
     except (pluggy.PluginValidationError, ValueError) as error:
         what = " ".join(str(error).split())
         raise UsageError(
-            f"{name!r} does not fit the hooks of this version of tft: {what}"
+            f"the adaptor, plugin or object {name!r} does not fit the hooks of this version of tft "
+            f"(the functions that tft calls): {what}"
         ) from None
 
 
@@ -248,7 +252,7 @@ def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
         case []:
             names = ", ".join(sorted({entry.name for entry in found})) or "none"
             raise UnknownAdaptor(
-                f"no installed package provides {what} named {name!r}; found: {names}"
+                f"no installed package provides {what} named {name!r}; installed: {names}"
             )
         case several:
             packages = " and ".join(
@@ -256,7 +260,7 @@ def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
                 for entry in several
             )
             raise UsageError(
-                f"several packages provide {name!r}: {packages}; uninstall all but one"
+                f"several packages provide {what} named {name!r}: {packages}; uninstall all but one"
             )
 
 

@@ -68,8 +68,9 @@ def test_error_names_an_address_that_is_taken(
     """When another process listens at one of the two ports, then the broker is refused and the
     error names the address."""
     assert refusal(processes, "127.0.0.1", broker.port + first) == (
-        f"AddressTaken the broker cannot listen at 127.0.0.1:{broker.port}: another process does; "
-        "end it, or choose another port (the broker takes that one and the next)"
+        f"AddressTaken the broker cannot listen at 127.0.0.1:{broker.port}: another process "
+        "listens there; end that process, or choose another port (the broker takes that port and "
+        "the next)"
     )
 
 

@@ -330,8 +330,9 @@ async def test_message_of_another_version_is_reported_in_a_sentence(
     exchange.post(ORDERS, frame(v=VERSION + 1), frame(epoch=5))
 
     assert await next_but_notices(rank) == Malformed(
-        why=f"on topic b'orders': 'stranger' uses version {VERSION + 1} of the protocol, "
-        f"and this process version {VERSION}: install the same tft on every node of the job"
+        why=f"on topic b'orders': 'stranger' uses version {VERSION + 1} of the protocol between "
+        f"tft's processes, but this process uses version {VERSION}: "
+        "install the same tft on every node of the job"
     )
     assert await epochs(rank, 1) == [5]
 

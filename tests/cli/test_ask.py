@@ -267,7 +267,7 @@ async def test_dump_command_prints_the_reason_when_no_checkpoint_was_written(des
 
 @pytest.mark.parametrize(
     ("command", "state"),
-    [("pause", "is dumping: it cannot pause any more"), ("dump", "is already dumping")],
+    [("pause", "is ending (its state is dumping) and"), ("dump", "is ending already: its")],
 )
 async def test_request_is_refused_when_the_job_is_dumping(
     desk: Desk, command: str, state: str
@@ -285,7 +285,10 @@ def test_request_is_refused_when_the_run_directory_has_no_job(tmp_path: Path) ->
     """When the run directory has no `job.json`, then the command is refused at once, and one
     sentence says so."""
     said = refused(tmp_path, "pause", "--run-dir", "nowhere")
-    assert said == "tft: no job runs in nowhere: it has no file job.json\n"
+    assert said == (
+        "tft: no job runs in nowhere: this directory has no file job.json; name the run directory "
+        "of a running job\n"
+    )
 
 
 def test_request_is_refused_when_the_job_is_over(tmp_path: Path) -> None:

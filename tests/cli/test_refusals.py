@@ -60,13 +60,13 @@ def folder(tmp_path: Path) -> Path:
         (["nowhere.py"], "the script nowhere.py does not exist"),
         (
             ["--adaptor", "abacus", "train.py"],
-            "no installed package provides an adaptor named 'abacus'; found: ",
+            "no installed package provides an adaptor named 'abacus'; installed: ",
         ),
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node must be at least 1, not 0"),
         (
             ["--enable", "dump,pray", "train.py"],
-            "--enable does not know pray; it takes migrate, scale_out, retry, recover, scale_in, "
-            "dump",
+            "--enable does not know pray; the strategies are migrate, scale_out, retry, recover, "
+            "scale_in, dump",
         ),
         (
             ["--node-rank", "1", "train.py"],
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
         (["--broker", "here", "train.py"], "the broker's address is HOST:PORT"),
         (["--broker", "0.0.0.0:29400", "train.py"], "or add --insecure if the network is trusted"),
         (["--host", "192.0.2.1", "train.py"], "or add --insecure if the network is trusted"),
-        (["--broker", "0.0.0.0:29400", "train.py"], "Encrypt it with --curve"),
+        (["--broker", "0.0.0.0:29400", "train.py"], "Encrypt the messages with --curve"),
         (["--curve", "none", "train.py"], "there is no such directory; `tft keys"),
         (["--curve", "train.py", "train.py"], "there is no such directory; `tft keys"),
         (["--report", "no/where.json", "train.py"], "the directory no"),
@@ -134,7 +134,7 @@ def test_run_is_refused_when_the_run_directory_has_a_story(folder: Path) -> None
     refusal = tft(folder, "run", "--run-dir", "run", "train.py")
 
     assert refusal.code == 2
-    assert "add --resume to continue it" in refusal.said
+    assert "add --resume to continue that run" in refusal.said
     assert story.read_text() == "{}\n"
     assert os.listdir(story.parent) == ["story.jsonl"]
 

@@ -496,7 +496,9 @@ def test_state_is_not_cut_when_copies_exceed_half_of_the_ranks() -> None:
 def test_impossible_number_of_copies_is_refused(copies: int) -> None:
     """When the number of copies is larger than the number of ranks, or less than one, then an error
     gives the possible range."""
-    with pytest.raises(UsageError, match=f"4 ranks can hold 1 to 4 copies, not {copies}"):
+    with pytest.raises(
+        UsageError, match=f"4 ranks can hold 1 to 4 copies of their state, not {copies}"
+    ):
         strided("o", range(4), copies)
 
 

@@ -152,7 +152,7 @@ def test_new_run_is_refused_when_the_directory_has_a_story(settings: JobSettings
     settings.run_dir.mkdir()
     (settings.run_dir / "story.jsonl").touch()
 
-    with pytest.raises(UsageError, match="add --resume to continue it"):
+    with pytest.raises(UsageError, match="add --resume to continue that run"):
         check_run_dir(settings, node=0)
 
 

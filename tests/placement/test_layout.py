@@ -210,8 +210,8 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         ),
         (
             {"dp": 4, "pp": 2, "ep": 2, "order": COUNTED_STAGES_FIRST},
-            "counted tp-cp-ep-pp-dp, the pipeline stages of experts (ep 2) are not the stages of "
-            "the dense part (cp 1)",
+            "with the order of dimensions tp-cp-ep-pp-dp, the pipeline stages of experts (ep 2) "
+            "have other ranks than the stages of the dense part (cp 1): put pp last in the order",
         ),
         ({"dp": 0}, "dp must be at least 1, not 0"),
         ({"dp": 2, "ep": -1}, "ep must be at least 1, not -1"),

@@ -152,8 +152,8 @@ def test_message_of_another_version_is_refused() -> None:
         codec.decode(spoilt(v=VERSION + 1, body="whatever shape that version has"))
 
     assert str(refusal.value) == (
-        f"'node.1/0' uses version {VERSION + 1} of the protocol, and this process version "
-        f"{VERSION}: install the same tft on every node of the job"
+        f"'node.1/0' uses version {VERSION + 1} of the protocol between tft's processes, but "
+        f"this process uses version {VERSION}: install the same tft on every node of the job"
     )
 
 
@@ -165,15 +165,15 @@ def test_message_of_another_version_is_refused() -> None:
         (b"\xdd\xff\xff\xff\xff", "not MessagePack: 4294967295 exceeds"),
         (b"\x91" * 5000, "5000 bytes are not MessagePack"),
         (b"\x81\x91\x01\x01", "not MessagePack: unhashable"),
-        (msgpack.packb([1, 2]), "contains a list; a message of tft is a map"),
+        (msgpack.packb([1, 2]), "a list was received that is no message of tft"),
         (msgpack.packb({}), "'somebody unnamed' sent a map without a version"),
         (spoilt(v=True), "without a version"),
         (spoilt(n=-1), "'node.1/0' sent a report with the number -1"),
-        (spoilt(n="1"), "not an envelope: Expected `int`, got `str` - at `$.n`"),
-        (spoilt(extra=1), "not an envelope: Object contains unknown field `extra`"),
+        (spoilt(n="1"), "not a message of tft: Expected `int`, got `str` - at `$.n`"),
+        (spoilt(extra=1), "not a message of tft: Object contains unknown field `extra`"),
         (spoilt(kind="Nonsense"), "'node.1/0' sent a message of kind 'Nonsense', which version"),
         (spoilt(kind="x" * 10_000), "…, which version"),
-        (spoilt(body=[]), "not an envelope: Expected `object`, got `array` - at `$.body`"),
+        (spoilt(body=[]), "not a message of tft: Expected `object`, got `array` - at `$.body`"),
         (spoilt(body={}), "a Beat that cannot be read: Object missing required field `node`"),
         (spoilt_body(node="1"), "'node.1/0' sent a Beat that cannot be read: Expected `int`"),
         (spoilt_body(mood="good"), "Unknown field - at `$.mood`"),

@@ -180,10 +180,11 @@ def test_error_names_every_failed_source_with_its_reason(opened: Opened) -> None
 
     assert str(failure.value) == (
         f"shard 'model' at step {STEP + 1} could not be fetched whole: "
-        f"rank 0 at {server.address}: it refused: rank 5 holds shard 'model' at step {STEP}, "
+        f"rank 0 at {server.address}: the source refused to send the shard: "
+        f"rank 5 holds shard 'model' at step {STEP}, "
         f"not at step {STEP + 1}; "
-        f"rank 1 at {nobody}: the connection broke: Connection refused; "
-        "rank 2 at nowhere: its address 'nowhere' is not HOST:PORT"
+        f"rank 1 at {nobody}: the connection to the source broke: Connection refused; "
+        "rank 2 at nowhere: the address of the source, 'nowhere', is not HOST:PORT"
     )
 
 

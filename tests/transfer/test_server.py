@@ -267,7 +267,9 @@ def test_an_address_of_another_machine_is_refused() -> None:
     """When the host is not an address of this machine, then a `UsageError` names the host."""
     server = ShardServer("192.0.2.1", JOB, lambda shard, step: ShardPayload(meta=b"", buffers=()))
 
-    with pytest.raises(UsageError, match=r"shards cannot be served at 192\.0\.2\.1"):
+    with pytest.raises(
+        UsageError, match=r"the shards of this rank cannot be served at 192\.0\.2\.1"
+    ):
         server.start()
 
 

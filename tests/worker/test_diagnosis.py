@@ -122,10 +122,10 @@ def test_training_fault_declares_the_fault() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"kind": "weather"}, "kind is 'weather'; expected is one of process, node, memory"),
-        ({"not_after": "yesterday"}, "not_after is 'yesterday'; expected is a step"),
-        ({"not_after": -1}, "not_after is -1"),
-        ({"not_after": True}, "not_after is True"),
+        ({"kind": "weather"}, "must be one of process, node, memory.*, not 'weather'"),
+        ({"not_after": "yesterday"}, "the number of a step, 0 or more, not 'yesterday'"),
+        ({"not_after": -1}, "0 or more, not -1"),
+        ({"not_after": True}, "0 or more, not True"),
     ],
 )
 def test_training_fault_with_a_wrong_argument_is_refused(

@@ -111,7 +111,12 @@ def test_each_process_becomes_its_own_node() -> None:
 @pytest.mark.parametrize(
     ("variables", "script", "sentence"),
     [
-        ({}, "", "needs --run-dir, the same on every node; name it in TFT_RUN_OPTIONS"),
+        (
+            {},
+            "",
+            "needs --run-dir, the same on every node; set this in the environment variable "
+            "TFT_RUN_OPTIONS",
+        ),
         (
             {"TFT_RUN_OPTIONS": "--adaptor none"},
             "",

@@ -202,7 +202,9 @@ def test_functions_with_a_shard_parameter_are_told_the_shard(tmp_path: Path) -> 
     ]
     blind = saving(Plain(), Own(save=script.save_one, load=script.load))
     blind.check(both[:1])
-    with pytest.raises(UsageError, match="load once for each: load must take a parameter `shard`"):
+    with pytest.raises(
+        UsageError, match="function load once for each shard: load must take a parameter `shard`"
+    ):
         blind.check(both)
 
 
@@ -258,7 +260,7 @@ def test_checkpoint_is_refused_by_the_other_kind_of_load(tmp_path: Path) -> None
     theirs = committed(tmp_path / "theirs", own, "dense")
     ours = committed(tmp_path / "ours", saving(Plain()), "dense")
     saving(Plain()).load(ours, ["dense"], 0, 7)
-    with pytest.raises(OrderRefused, match=r"give session\.adopt that save and its load"):
+    with pytest.raises(OrderRefused, match=r"give session\.adopt that function as save"):
         saving(Plain()).load(theirs, ["dense"], 0, 7)
     with pytest.raises(OrderRefused, match=r"leave save and load out of session\.adopt"):
         own.load(ours, ["dense"], 0, 7)
@@ -281,7 +283,7 @@ def a_link(directory: Path, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "sentence"),
-    [(nothing, "has written nothing under"), (a_link, "has created the symbolic link")],
+    [(nothing, "has written no file under"), (a_link, "has created the symbolic link")],
 )
 def test_save_without_a_file_in_its_directory_fails(
     tmp_path: Path, function: Callable[[Path, int], None], sentence: str
@@ -306,7 +308,10 @@ def test_repeated_save_starts_with_an_empty_directory(tmp_path: Path) -> None:
     [
         ({"save": print}, "was given only save"),
         ({"load": print}, "was given only load"),
-        ({"save": print, "load": "weights"}, "load must be a function, not a str"),
+        (
+            {"save": print, "load": "weights"},
+            "the argument load of session.adopt must be a function, not a str",
+        ),
         ({"save": print, "load": print, "make": print}, "takes either make, or save and load"),
     ],
 )

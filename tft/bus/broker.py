@@ -128,7 +128,10 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
                 raise
         else:
             return candidate
-    raise AddressTaken(f"no two neighbouring ports of {host} are free")
+    raise AddressTaken(
+        f"the broker found no two neighbouring free ports on {host}, which it needs: choose a port "
+        "with --port"
+    )
 
 
 def _bind_one(socket: Socket, host: str, port: int) -> None:
@@ -137,8 +140,8 @@ def _bind_one(socket: Socket, host: str, port: int) -> None:
     except zmq.ZMQError as error:
         if error.errno == EADDRINUSE:
             raise AddressTaken(
-                f"the broker cannot listen at {host}:{port}: another process does; "
-                "end it, or choose another port (the broker takes that one and the next)"
+                f"the broker cannot listen at {host}:{port}: another process listens there; "
+                "end that process, or choose another port (the broker takes that port and the next)"
             ) from None
         raise UsageError(f"the broker cannot listen at {host}:{port}: {error}") from None
 

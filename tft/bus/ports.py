@@ -32,8 +32,9 @@ def check_free(host: str, port: int) -> None:
                 where = f"the broker cannot listen at {host}:{each}"
                 if refused.errno == errno.EADDRINUSE:
                     raise AddressTaken(
-                        f"{where}: another process does; choose another --broker, or MASTER_PORT "
-                        "under another launcher (the broker takes that port and the next)"
+                        f"{where}: another process listens there. Choose another port with "
+                        "--broker, or with MASTER_PORT under torchrun or srun (the broker takes "
+                        "that port and the next)"
                     ) from None
                 raise UsageError(f"{where}: {refused.strerror}") from None
 
@@ -54,7 +55,7 @@ def free_address(host: str) -> str:
         except AddressTaken:
             continue
         return f"{host}:{port}"
-    raise AddressTaken(f"no two neighbouring ports of {host} are free")
+    raise AddressTaken(f"the broker needs two neighbouring ports of {host}, and none are free")
 
 
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
@@ -78,15 +79,16 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
         ) from None
     if is_loopback(host) and not is_loopback(address):
         raise UsageError(
-            f"the address of process 0, {address}, is {host} on this machine, and no other machine "
-            f"can reach it there: set {named} to an address that all machines reach"
+            f"the address of process 0, {address}, resolves to {host} on this machine, a loopback "
+            f"address, which no other machine can reach: set {named} to an address that all "
+            "machines reach"
         )
     if not is_loopback(host) and not trusted:
         raise UsageError(
-            "the job's processes are on several machines, which must reach its ports, and the bus "
-            "is not encrypted: whoever reaches it can run the job's processes. Encrypt it with "
-            f"{RUN_OPTIONS}='--curve DIR', or set {RUN_OPTIONS}=--insecure if the network is "
-            "trusted"
+            "the job's processes are on several machines and exchange messages over the network, "
+            "but the messages are not encrypted: whoever reaches the job's ports can run the job's "
+            f"processes. Encrypt the messages with {RUN_OPTIONS}='--curve DIR' (`tft keys DIR` "
+            f"makes the keys), or set {RUN_OPTIONS}=--insecure if the network is trusted"
         )
     return host
 

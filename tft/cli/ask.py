@@ -53,7 +53,10 @@ def pause(run_dir: Path, check: str, why: str) -> int:
     async def asking(leader: Leader) -> int:
         before = await leader.speaks()
         if before.state in _OVER:
-            raise UsageError(f"the job in {run_dir} is {before.state}: it cannot pause any more")
+            raise UsageError(
+                f"the job in {run_dir} is ending (its state is {before.state}) and cannot pause "
+                "any more"
+            )
         if before.state in _STILL:
             raise UsageError(f"the job in {run_dir} is already {before.state}")
         heard = await leader.ask(PauseRequested(why=why, check=check, at=leader.now()))
@@ -116,7 +119,7 @@ def dump(run_dir: Path, why: str) -> int:
     async def asking(leader: Leader) -> int:
         before = await leader.speaks()
         if before.state in _OVER:
-            raise UsageError(f"the job in {run_dir} is already {before.state}")
+            raise UsageError(f"the job in {run_dir} is ending already: its state is {before.state}")
         await leader.ask(StopRequested(why=why, signal=0, at=leader.now()))
         try:
             await leader.until({str(State.ENDED)})

@@ -69,7 +69,10 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     runs = runs_of(content, str(file), which)
     if not runs:
-        raise UsageError(f"{file} contains no record of a run")
+        raise UsageError(
+            f"{file} contains no record of a run: name the run directory of a job that was "
+            f"started, or the file {STORY} in such a directory"
+        )
     return runs
 
 

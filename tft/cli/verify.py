@@ -80,7 +80,8 @@ def _verify(**options: Any) -> int:  # Any: the options have different types
     unknown = [phase for phase in options["phases"] or () if phase not in PHASES]
     if unknown:
         raise UsageError(
-            f"--phases does not know {', '.join(unknown)}; it takes {', '.join(PHASES)}"
+            f"--phases does not know {', '.join(unknown)}; the phases of a step are "
+            f"{', '.join(PHASES)}"
         )
     phases = [phase for phase in PHASES if phase in (options["phases"] or PHASES)]
     if not options["module"] and not Path(options["script"]).is_file():

@@ -263,7 +263,7 @@ def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) ->
     if not missing or alone:
         return
     wanted = ", ".join("--" + name.replace("_", "-") for name in missing)
-    where = f"; name it in {RUN_OPTIONS}" if launched else ""
+    where = f"; set this in the environment variable {RUN_OPTIONS}" if launched else ""
     raise UsageError(
         f"a job of {options['nnodes']} nodes needs {wanted}, the same on every node{where}"
     )
@@ -298,7 +298,8 @@ def check_settings(settings: JobSettings) -> None:
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:
         raise UsageError(
-            f"--enable does not know {', '.join(unknown)}; it takes {', '.join(STRATEGIES)}"
+            f"--enable does not know {', '.join(unknown)}; the strategies are "
+            f"{', '.join(STRATEGIES)}"
         )
 
 
@@ -368,7 +369,8 @@ def check_open(host: str, option: str, *, allowed: bool) -> None:
     """
     if not allowed and not is_loopback(host):
         raise UsageError(
-            f"{option} {host} can be reached from other machines, and the bus is not encrypted: "
-            "whoever reaches it can run the job's processes. Encrypt it with --curve, or add "
-            "--insecure if the network is trusted"
+            f"{option} {host} can be reached from other machines, and the job's messages are not "
+            "encrypted: whoever reaches this address can run the job's processes. Encrypt the "
+            "messages with --curve DIR (`tft keys DIR` makes the keys), or add --insecure if the "
+            "network is trusted"
         )

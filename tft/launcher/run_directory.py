@@ -113,8 +113,9 @@ def check_no_launcher(run_dir: Path) -> None:
     for path in sorted((run_dir / "pids").glob("run*.pid")):
         if _is_locked(path):
             raise UsageError(
-                f"{run_dir} is in use by `tft run` (process {path.read_text().strip()}), which has "
-                "a controller of its own: choose another --run-dir"
+                f"the run directory {run_dir} is in use by `tft run` (process "
+                f"{path.read_text().strip()}), which has started a controller itself: choose "
+                "another --run-dir"
             )
 
 
@@ -158,11 +159,15 @@ def check_run_dir(
         if directory is not None:
             _check_resumable(settings, directory)
         elif not may_begin:
-            raise UsageError(f"there is no usable checkpoint in {store.directory} to resume from")
+            raise UsageError(
+                f"there is no usable checkpoint in {store.directory} to resume from: name the "
+                "--checkpoint-dir that has one, or start a new job without --resume in another "
+                "--run-dir"
+            )
     elif holds_story(run_dir):
         raise UsageError(
-            f"{run_dir} holds the story of an earlier run: add --resume to continue it, or "
-            "choose another --run-dir"
+            f"{run_dir} holds the story (the record of all events) of an earlier run: add --resume "
+            "to continue that run, or choose another --run-dir"
         )
     elif (earlier := checkpoint.newest(checkpoint.checkpoint_store_of(settings))) is not None:
         raise UsageError(
@@ -348,7 +353,10 @@ def job_there(run_dir: Path) -> JobThere:
             curve=Path(settings["curve"]) if settings.get("curve") else None,
         )
     except FileNotFoundError:
-        raise UsageError(f"no job runs in {run_dir}: it has no file {JOB}") from None
+        raise UsageError(
+            f"no job runs in {run_dir}: this directory has no file {JOB}; name the run directory "
+            "of a running job"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise UsageError(
             f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
@@ -501,7 +509,8 @@ def _locked(settings: JobSettings, node: int) -> Iterator[int]:
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode().strip()
             raise UsageError(
-                f"{settings.run_dir} is in use by another `tft run` (process {holder})"
+                f"the run directory {settings.run_dir} is in use by another `tft run` (process "
+                f"{holder}): end that process, or choose another --run-dir"
             ) from None
         yield lock
     finally:
@@ -523,11 +532,13 @@ def _check_resumable(settings: JobSettings, directory: Path) -> None:
         raise UsageError(lacking)
     if manifest.world != settings.world:
         raise UsageError(
-            f"{directory} was written by a job of {manifest.world} ranks, so a job of "
-            f"{settings.world} ranks cannot resume from it"
+            f"the checkpoint {directory} was written by a job of {manifest.world} ranks, so a job "
+            f"of {settings.world} ranks cannot resume from it: choose --nnodes and "
+            f"--nproc-per-node so that the job has {manifest.world} ranks"
         )
     if manifest.adaptor != settings.adaptor:
         raise UsageError(
-            f"{directory} was written by the adaptor {manifest.adaptor!r}, so a job with the "
-            f"adaptor {settings.adaptor!r} cannot resume from it"
+            f"the checkpoint {directory} was written by the adaptor {manifest.adaptor!r}, so a job "
+            f"with the adaptor {settings.adaptor!r} cannot resume from it: start the job with "
+            f"--adaptor {manifest.adaptor}"
         )

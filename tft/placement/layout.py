@@ -302,8 +302,9 @@ class Layout:
         dense, experts = self._strides(self._dense_sizes()), self._strides(self._expert_sizes())
         if self.pp > 1 and dense["pp"] != experts["pp"]:
             raise UsageError(
-                f"counted {'-'.join(self.order)}, the pipeline stages of experts (ep {self.ep}) "
-                f"are not the stages of the dense part (cp {self.cp})"
+                f"with the order of dimensions {'-'.join(self.order)}, the pipeline stages of "
+                f"experts (ep {self.ep}) have other ranks than the stages of the dense part (cp "
+                f"{self.cp}): put pp last in the order"
             )
         group = (
             f"an expert data-parallel group has {_ranks(self.expert)} ({self.dense} / ep {self.ep})"

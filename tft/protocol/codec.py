@@ -79,13 +79,13 @@ def decode(frame: bytes) -> Envelope:
     """
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
-            f"a frame of {len(frame)} bytes was received; a message of tft has at most "
+            f"a message of {len(frame)} bytes was received; a message of tft has at most "
             f"{FRAME_LIMIT}"
         )
     came = unpack(frame)
     if not isinstance(came, dict):
         raise MalformedMessage(
-            f"a frame contains a {type(came).__name__}; a message of tft is a map"
+            f"a {type(came).__name__} was received that is no message of tft, which is always a map"
         )
     sender = _brief(repr(came.get("from", "somebody unnamed")))
     _refuse_other_versions(came, sender)
@@ -93,7 +93,7 @@ def decode(frame: bytes) -> Envelope:
         wire = msgspec.convert(came, _Wire)
     except msgspec.ValidationError as error:
         raise MalformedMessage(
-            f"{sender} sent a frame that is not an envelope: {_brief(str(error))}"
+            f"{sender} sent a map that is not a message of tft: {_brief(str(error))}"
         ) from None
     if wire.number < 0:
         raise MalformedMessage(
@@ -120,8 +120,8 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
         )
     if version != VERSION:
         raise MalformedMessage(
-            f"{sender} uses version {version} of the protocol, and this process version {VERSION}: "
-            "install the same tft on every node of the job"
+            f"{sender} uses version {version} of the protocol between tft's processes, but this "
+            f"process uses version {VERSION}: install the same tft on every node of the job"
         )
 
 

@@ -366,13 +366,13 @@ def _opened(line: _Line, name: str) -> Opened:
     if not isinstance(policy, dict):
         raise UsageError(
             f"{name}, line {line.n}: the story was written by an earlier tft, which did not "
-            "record its limits and commands: it can be read with that tft only"
+            "record its limits and commands: read this story with that version of tft"
         )
     unknown = {*line.body} - _names(Opened) | {*policy} - _names(Policy)
     if unknown:
         raise UsageError(
             f"{name}, line {line.n}: the story was written by another tft, which has "
-            f"{', '.join(sorted(unknown))}: it can be read with that tft only"
+            f"{', '.join(sorted(unknown))}: read this story with that version of tft"
         )
     try:
         return msgspec.convert(line.body, Opened)

@@ -42,9 +42,14 @@ class TrainingFault(Exception):
         context_lost: bool = False,
     ) -> None:
         if kind is not None and kind not in FAULT_KINDS:
-            raise ValueError(f"kind is {kind!r}; expected is one of {', '.join(FAULT_KINDS)}")
+            raise ValueError(
+                f"the kind of a TrainingFault must be one of {', '.join(FAULT_KINDS)}, not {kind!r}"
+            )
         if not_after is not None and (type(not_after) is not int or not_after < 0):
-            raise ValueError(f"not_after is {not_after!r}; expected is a step, from 0")
+            raise ValueError(
+                "the not_after of a TrainingFault must be the number of a step, 0 or more, not "
+                f"{not_after!r}"
+            )
         super().__init__(text)
         self.kind = kind
         self.polluted = polluted

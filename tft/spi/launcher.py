@@ -182,7 +182,8 @@ def check_options(options: Sequence[str]) -> None:
     for word in options:
         if word.partition("=")[0] in _DECIDED:
             raise UsageError(
-                f"{RUN_OPTIONS} contains {word}, which the launcher of the job sets: remove it"
+                f"the environment variable {RUN_OPTIONS} contains {word}, which the launcher of "
+                "the job sets: remove this option from the variable"
             )
 
 

@@ -76,7 +76,7 @@ class Group:
         self._socket.sendall(json.dumps(ask).encode() + b"\n")
         answer = self._file.readline()
         if not answer:
-            raise ConnectionError("the group is broken")
+            raise ConnectionError("the process group of the fake adaptor is broken")
         return float(json.loads(answer))
 
     def shut(self) -> None:

@@ -81,7 +81,7 @@ def bring(
     except ssl.SSLError as error:
         why = f"the TLS handshake with the source failed ({error.reason}): is its --curve the same?"
     except OSError as error:
-        why = f"the connection broke: {error.strerror or error}"
+        why = f"the connection to the source broke: {error.strerror or error}"
     finally:
         if why is not None:
             scheduler.lose(place, why)
@@ -148,7 +148,7 @@ def _converse(
         case ShardOffer() as offer:
             settled = scheduler.offer(place, offer)
         case Refusal(why=why):
-            raise TransferFailed(f"it refused: {why}")
+            raise TransferFailed(f"the source refused to send the shard: {why}")
         case other:
             raise MalformedMessage(
                 f"the source answered a hello with {other!r:.80}, not with an offer or a refusal"
@@ -181,7 +181,7 @@ def _wrapped(connection: socket.socket, tls: Tls | None) -> socket.socket:
 def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
-        raise TransferFailed(f"its address {address!r} is not HOST:PORT")
+        raise TransferFailed(f"the address of the source, {address!r}, is not HOST:PORT")
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
@@ -211,6 +211,7 @@ def _longer(silent: float, patience: float) -> float:
     silent += TICK
     if silent >= patience:
         raise TransferFailed(
-            f"the source has sent nothing for {patience} s: it hangs, or its connection is broken"
+            f"the source has sent nothing for {patience} s: its process hangs, or the connection "
+            "to it is broken"
         )
     return silent

@@ -111,7 +111,8 @@ class ShardServer:
             self._listener = socket.create_server((self._host, 0), family=family, backlog=1024)
         except OSError as error:
             raise UsageError(
-                f"shards cannot be served at {self._host}: {error}; give an address of this machine"
+                f"the shards of this rank cannot be served at {self._host}: {error}; give a "
+                "--host that is an address of this machine"
             ) from None
         self._accepting = threading.Thread(
             target=self._accept, args=(self._listener,), name="tft-shards", daemon=True
@@ -121,7 +122,9 @@ class ShardServer:
         except RuntimeError as error:
             self._accepting = None
             self._listener.close()
-            raise UsageError(f"shards cannot be served: {no_thread(error)}") from None
+            raise UsageError(
+                f"the shards of this rank cannot be served: {no_thread(error)}"
+            ) from None
 
     def close(self) -> None:
         """

@@ -152,8 +152,8 @@ class Verifier:
             guilty = _guilty(kills, list(fired), difference)
         if ended.code == 0 and guilty is None and difference is not None:
             raise UsageError(
-                f"the disturbed job differs before any rank was killed: {difference.sentence()}; "
-                f"see {ended.run_dir}"
+                "the job in which ranks are killed differs from the undisturbed job before any "
+                f"rank was killed: {difference.sentence()}; see {ended.run_dir}"
             )
         tried: list[str] = []
         for kill in kills:

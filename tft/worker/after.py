@@ -65,7 +65,8 @@ class AfterSteps:
         """
         if not callable(function):
             raise UsageError(
-                f"session.after_step takes a function of the step, not a {type(function).__name__}"
+                "session.after_step takes a function that is called with the number of a step, not "
+                f"a {type(function).__name__}"
             )
         if every < 1 or limit <= 0:
             raise UsageError(
@@ -75,8 +76,9 @@ class AfterSteps:
         known = [each for each in self._functions if each.function == function]
         if known:
             raise UsageError(
-                f"{known[0].name} was registered before: register functions once, before "
-                "session.run, not in `train`, which is called again after an incident"
+                f"the function {known[0].name} was registered with session.after_step before: "
+                "register functions once, before session.run, not in `train`, which is called "
+                "again after an incident"
             )
         self._functions.append(AfterStep(function=function, every=every, limit=limit))
 
@@ -108,9 +110,10 @@ class AfterSteps:
             changed = sorted(part for part in parts if parts[part] != before[shard].get(part))
             if changed:
                 raise UsageError(
-                    f"{after.name} has changed {', '.join(changed)} of shard {shard!r} after step "
-                    f"{step}: a function that is called after a step must not change the state, "
-                    "because it may be called again. Change the state in the loop"
+                    f"the function {after.name} has changed {', '.join(changed)} of shard "
+                    f"{shard!r} after step {step}: a function that is called after a step must not "
+                    "change the state, because it may be called again. Change the state in the "
+                    "training loop"
                 )
 
 

@@ -142,7 +142,10 @@ class Findings:
         `refuse` is None, raise only in strict mode.
         """
         if self.strict if refuse is None else refuse:
-            raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
+            raise UsageError(
+                f"{sentence}. `--audit strict` does not let a job go on like this: correct the "
+                "script"
+            )
         if (kind, what) in self._named:
             return False
         self._named.add((kind, what))

@@ -194,7 +194,8 @@ class Control:
             self._thread.start()
         except RuntimeError as error:
             raise UsageError(
-                f"rank {joined.rank} cannot start its control thread: {no_thread(error)}"
+                f"rank {joined.rank} cannot start the thread that talks to the controller: "
+                f"{no_thread(error)}"
             ) from None
         if not self._admission.wait():
             raise PeerError(

@@ -272,20 +272,23 @@ class Hands:
         held, backups = self._gate.held(), self._gate.backups()
         if step != held and step not in backups:
             raise OrderRefused(
-                f"rank {self._state.rank} cannot give shard {shard!r} of step {step}: it has step "
-                f"{held}, and copies of steps {list(backups)}"
+                f"rank {self._state.rank} cannot give shard {shard!r} of step {step} to another "
+                f"rank: its state is of step {held}, and its copies in host memory are of steps "
+                f"{list(backups)}"
             )
         if shard in self._fetching:
             raise OrderRefused(
-                f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard "
-                "itself"
+                f"rank {self._state.rank} cannot give shard {shard!r} to another rank, because it "
+                "is fetching that shard itself"
             )
         payload: ShardPayload = self._hook.tft_give(shard=shard, step=step, kept=step != held)
         return payload
 
     def _restore(self, order: Restore) -> None:
         if order.step not in self._gate.backups():
-            raise OrderRefused(f"rank {self._state.rank} keeps no copy of step {order.step}")
+            raise OrderRefused(
+                f"rank {self._state.rank} keeps no copy of step {order.step} in host memory"
+            )
         self._gate.tear()
         self._hook.tft_restore(step=order.step)
         self._hold(order.step)
@@ -413,8 +416,8 @@ class Hands:
         reload = self._hook.tft_reload()
         if reload is None:
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} knows no function of the script that loads "
-                "checkpoints of its own"
+                f"the adaptor {self._state.adaptor!r} knows no function with which the script "
+                "loads the checkpoints that it has written itself"
             )
         self._gate.tear()
         step = reload(order.not_after)

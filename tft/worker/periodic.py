@@ -207,7 +207,7 @@ class Periodic:
         ):
             raise UsageError(
                 f"the adaptor {self._settings.adaptor!r} cannot write periodic checkpoints: start "
-                "the job without --checkpoint-every"
+                "the job without --checkpoint-every, or give session.adopt your own save and load"
             )
 
     def due(self, step: int) -> bool:

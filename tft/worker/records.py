@@ -57,7 +57,8 @@ class Records:
         taken = sorted({_STEP, _AFTER} & row.keys())
         if taken:
             raise UsageError(
-                f"a row has the key {taken[0]!r}, which tft adds itself: rename the key"
+                f"the row that session.record was given has the key {taken[0]!r}, which tft adds "
+                "to each row itself: rename the key"
             )
         where: dict[str, object] = {_STEP: step}
         if self._step is not None:
@@ -65,7 +66,10 @@ class Records:
         try:
             line = json.dumps({**where, **row}).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise UsageError(f"a row of step {step} cannot be written as JSON: {error}") from None
+            raise UsageError(
+                f"the row that session.record was given for step {step} cannot be written as JSON: "
+                f"{error}"
+            ) from None
         if self._file is None:
             self._file = os.open(
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644

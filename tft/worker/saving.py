@@ -64,7 +64,10 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: objects of th
         )
     for name, function in given.items():
         if not callable(function):
-            raise UsageError(f"{name} must be a function, not a {type(function).__name__}")
+            raise UsageError(
+                f"the argument {name} of session.adopt must be a function, not a "
+                f"{type(function).__name__}"
+            )
     if "make" in parts:
         raise UsageError(
             "session.adopt takes either make, or save and load: when the last checkpoint is "
@@ -111,7 +114,8 @@ class Saving:
             if not own.told(function, ""):
                 raise UsageError(
                     f"this rank holds the shards {', '.join(each.shard for each in shards)}, and "
-                    f"tft calls {name} once for each: {name} must take a parameter `shard`"
+                    f"tft calls the script's function {name} once for each shard: {name} must take "
+                    "a parameter `shard`"
                 )
 
     # ---------------------------------------------------------------- writing
@@ -239,12 +243,13 @@ class Saving:
         if known.own and not self.own:
             raise OrderRefused(
                 f"the checkpoint {directory} was written by a save function of the script: give "
-                "session.adopt that save and its load"
+                "session.adopt that function as save, and the function that reads its files as load"
             )
         if self.own and not known.own:
             raise OrderRefused(
-                f"{directory} was written by the adaptor {known.adaptor!r}, not by the script's "
-                "own functions: leave save and load out of session.adopt to go on from it"
+                f"the checkpoint {directory} was written by the adaptor {known.adaptor!r}, not by "
+                "the script's own functions: leave save and load out of session.adopt to go on "
+                "from this checkpoint"
             )
         for shard, place in places.items():
             if place != directory:
@@ -261,7 +266,9 @@ class Saving:
             try:
                 kept = beside.read_bytes()
             except OSError as error:
-                raise CheckpointCorrupt(f"{beside} cannot be read: {error.strerror}") from None
+                raise CheckpointCorrupt(
+                    f"the file {beside} of a checkpoint cannot be read: {error.strerror}"
+                ) from None
             self._hook.tft_replaced(shard=shard, beside=kept)
 
 
@@ -299,12 +306,12 @@ def _synced(place: Path) -> list[Path]:
     for each in found:
         if each.is_symlink():
             raise UsageError(
-                f"save has created the symbolic link {each}: a checkpoint must contain only "
-                "regular files"
+                f"the script's function save has created the symbolic link {each}: a checkpoint "
+                "must contain only regular files"
             )
     files = [each for each in found if each.is_file()]
     if not files:
-        raise UsageError(f"save has written nothing under {place}")
+        raise UsageError(f"the script's function save has written no file under {place}")
     for each in [*found, place]:
         sync(each)
     return files

@@ -258,7 +258,7 @@ class StepLoop:
 
         if self.hooks.watch_numbers is None or self.hooks.numbers is None:
             raise UsageError(
-                f"a plugin judges the numbers of each step, and the adaptor "
+                "a plugin judges the numbers of each step (loss, gradient norm), but the adaptor "
                 f"{self.settings.adaptor!r} does not know them: run without --numerics"
             )
         carried = self.hooks.watch_numbers(refuse=refuse)
@@ -326,8 +326,8 @@ class StepLoop:
             yield step
             if self.step == step:
                 raise UsageError(
-                    f"step {step} has ended without an update window: call the optimizer within "
-                    "`with session.update():`"
+                    f"step {step} has ended without an update window, in which the optimizer must "
+                    "change the state: call the optimizer within `with session.update():`"
                 )
             self.end_step()
 

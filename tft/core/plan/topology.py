@@ -62,7 +62,9 @@ def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int
     number of ranks.
     """
     if not 1 <= copies <= len(ranks):
-        raise UsageError(f"{len(ranks)} ranks can hold 1 to {len(ranks)} copies, not {copies}")
+        raise UsageError(
+            f"{len(ranks)} ranks can hold 1 to {len(ranks)} copies of their state, not {copies}"
+        )
     stride = len(ranks) // copies
     if stride == 1:
         return {kind: tuple(ranks)}
