@@ -349,8 +349,8 @@ SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"],
 @pytest.mark.parametrize(
     ("there", "here", "sentence"),
     [
-        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\] .* on this rank \[0\]"),
-        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\] .* on this rank \[\]"),
+        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\], but this rank .* the groups \[0\]"),
+        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\], but this rank .* the groups \[\]"),
         (
             described(SETTLED, []), described(SETTLED, ["scheduler"]),
             r"objects \(others\) \[\], but this rank has the objects \['scheduler'\]",
