@@ -275,9 +275,9 @@ def _refuse_other_names(args: Namespace) -> None:
     missing = [name for name in _NEEDED if not hasattr(args, name)]
     if missing:
         raise UsageError(
-            f"the arguments lack {', '.join(missing)}, which tell which ranks hold copies: "
-            "expected are Megatron's own names. If a script uses other names, set these in the "
-            "Namespace before tft_megatron.settle"
+            f"the arguments lack {', '.join(missing)}, which say which ranks hold copies of the "
+            "same state: Megatron's own names are expected. If the script uses other names, set "
+            "Megatron's names in the Namespace before the call of tft_megatron.settle"
         )
 
 
@@ -378,7 +378,8 @@ def _refuse_elastic(args: Namespace) -> None:
         )
     if _has(args, _NO_REPLICA):
         raise UsageError(
-            f"{flag} needs copies, and {_flag(_NO_REPLICA)} asks for none: remove one of the two"
+            f"{flag} needs copies of the optimizer state on other ranks, and {_flag(_NO_REPLICA)} "
+            "asks for none: remove one of the two"
         )
     for name in ("context_parallel_size", "expert_model_parallel_size"):
         size = _size(args, name)
@@ -418,9 +419,9 @@ def _replicas(args: Namespace) -> int:
     if _has(args, _NO_REPLICA):
         if not _has(args, "use_distributed_optimizer"):
             raise UsageError(
-                f"{_flag(_NO_REPLICA)} asks for no copies, but without "
-                f"{_flag('use_distributed_optimizer')} every rank of a data-parallel group has "
-                "one: give both, or neither"
+                f"{_flag(_NO_REPLICA)} asks for no copies of the optimizer state, but without "
+                f"{_flag('use_distributed_optimizer')} every rank of a data-parallel group has a "
+                "copy: give both options, or neither"
             )
         if getattr(args, _REPLICAS, None) not in (None, 1):
             raise UsageError(

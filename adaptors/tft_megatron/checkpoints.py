@@ -223,7 +223,9 @@ def _told(place: Path) -> dict[str, Any]:
     told = expect(unpack(read_meta(place)), dict, "the description of a shard")
     if told.get("form") != _FORM:
         raise CheckpointCorrupt(
-            f"{place} has a description of form {told.get('form')}; this version reads form {_FORM}"
+            f"the description in the checkpoint {place} has the format number {told.get('form')}, "
+            f"but this version of tft reads format {_FORM}: continue with the version of tft that "
+            "wrote the checkpoint"
         )
     return told
 

@@ -114,8 +114,9 @@ class Data:
         """
         if "consumed" not in state:
             raise MalformedMessage(
-                f"the data position contains {', '.join(state) or 'nothing'}; `Data` expects "
-                "`consumed`, the number of samples. It was captured from another object"
+                f"the saved data position contains {', '.join(state) or 'nothing'}, but "
+                "tft_megatron's Data expects `consumed`, the number of samples: the position was "
+                "saved by an object of another class"
             )
         self._set(state["consumed"])
 
@@ -136,8 +137,9 @@ class Data:
         if not self._several:
             if isinstance(made, Sequence):
                 raise UsageError(
-                    f"build has returned {len(made)} iterators; expected is one, or Data(..., "
-                    f"chunks={len(made)}) if a rank has so many chunks of the model"
+                    f"the function build that was given to Data has returned {len(made)} "
+                    f"iterators, but one is expected; if a rank has {len(made)} chunks of the "
+                    f"model, write Data(..., chunks={len(made)})"
                 )
             return [made]
         if made is None:
@@ -145,8 +147,8 @@ class Data:
         if not isinstance(made, Sequence) or len(made) != len(self._drawn.chunks):
             count = f"{len(made)} iterators" if isinstance(made, Sequence) else "one iterator"
             raise UsageError(
-                f"build has returned {count}; expected are {len(self._drawn.chunks)}, one for each "
-                "chunk of the model"
+                f"the function build that was given to Data has returned {count}; expected are "
+                f"{len(self._drawn.chunks)}, one for each chunk of the model"
             )
         return list(made)
 

@@ -61,7 +61,7 @@ def find_places(
                 if id(value) not in known:
                     raise UsageError(
                         f"{where} is a process group that Megatron's parallel_state does not know, "
-                        "so tft cannot form it again after a fault: use the groups of "
+                        "so tft cannot form this group again after a fault: use the groups of "
                         "parallel_state"
                     )
                 if put is None:

@@ -61,7 +61,10 @@ class RankLocalState:
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or state.get("form") != _FORM:
-            raise MalformedMessage("the rank-local state was not captured by the adaptor megatron")
+            raise MalformedMessage(
+                "the rank-local state (random generators, data position) that tft wants to restore "
+                "was not captured by the adaptor megatron"
+            )
         self._torch.rollback(state["torch"])
         tracker = _tracker()
         present = tracker.get_states()

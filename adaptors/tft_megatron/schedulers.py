@@ -49,7 +49,8 @@ def check_scheduler(training: Training) -> None:
     if training.scheduler is not None:
         if not isinstance(training.scheduler, OptimizerParamScheduler):
             raise UsageError(
-                "scheduler must be megatron.core's OptimizerParamScheduler, not a "
+                "the scheduler given to tft_megatron.enable must be megatron.core's "
+                "OptimizerParamScheduler, not a "
                 f"{type(training.scheduler).__module__}.{type(training.scheduler).__qualname__}"
             )
         return

@@ -251,8 +251,9 @@ class Shard:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the shard {self.name!r} is of another model, or another part of it: {name} "
-                    f"is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                    f"the received shard {self.name!r} belongs to another model, or to another "
+                    f"part of the model: the tensor {name} is {theirs.get(name, 'absent')} in the "
+                    f"received shard, and {ours.get(name, 'absent')} on this rank"
                 )
 
 

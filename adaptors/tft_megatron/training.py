@@ -113,12 +113,14 @@ def check(training: Training) -> None:
     for chunk in training.chunks:
         if type(chunk) is not DistributedDataParallel:
             raise UsageError(
-                "model must be megatron.core's DistributedDataParallel, or a list of them, not a "
+                "the model given to tft_megatron.enable must be megatron.core's "
+                "DistributedDataParallel, or a list of them, not a "
                 f"{type(chunk).__module__}.{type(chunk).__qualname__}"
             )
     if type(training.optimizer) is not ChainedOptimizer:
         raise UsageError(
-            "optimizer must be the result of get_megatron_optimizer, not a "
+            "the optimizer given to tft_megatron.enable must be the result of "
+            "get_megatron_optimizer, not a "
             f"{type(training.optimizer).__module__}.{type(training.optimizer).__qualname__}"
         )
     for optimizer in training.optimizers:
@@ -142,5 +144,6 @@ def check(training: Training) -> None:
         for name, parameter in chunk.named_parameters():
             if not parameter.requires_grad and not getattr(parameter, "allreduce", True):
                 raise UsageError(
-                    f"{name} is a frozen parameter of an expert, which tft does not keep"
+                    f"the parameter {name} of an expert is frozen (requires_grad is False), and "
+                    "tft does not keep frozen parameters of experts"
                 )

@@ -431,5 +431,5 @@ def _check_instances(training: Training, parallel: Parallel) -> None:
         raise UsageError(
             "the model's DistributedDataParallelConfig has "
             f"num_distributed_optimizer_instances={training.instances}, but tft_megatron.begin was "
-            f"given {begun}: they must be equal"
+            f"given {begun}: give both the same number"
         )

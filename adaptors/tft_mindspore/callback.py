@@ -123,8 +123,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         rank, world = environment.place()
         if self._ranks is not None and rank not in self._ranks:
             raise UsageError(
-                f"ranks must name the ranks that hold the same state as this rank {rank}, but "
-                f"{list(self._ranks)} does not contain it"
+                "the argument ranks must name the ranks that hold the same state as this rank, "
+                f"{rank}, but {list(self._ranks)} does not contain it"
             )
         hosted.for_mindspore()
         self.tft.tft_init_processor(
@@ -205,8 +205,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         before, batches = self._epochs_before(self.cb_params), self.cb_params.batch_num
         if self.cb_params.cur_epoch_num != before + 1 and not self._retried:
             raise UsageError(
-                f"{self.initial_step} steps were trained before, and an epoch has {batches}, but "
-                f"Model.train begins with epoch {self.cb_params.cur_epoch_num}: give it "
+                f"{self.initial_step} steps were trained before this run, and an epoch has "
+                f"{batches} steps, but Model.train begins with epoch "
+                f"{self.cb_params.cur_epoch_num}: give Model.train the argument "
                 f"initial_epoch={before}"
             )
         if self._session.incarnation > 0 and self._reenters:
@@ -421,9 +422,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         step = int(json.loads(note.read_bytes())["step"])
         if step != self._position.step:
             raise OrderRefused(
-                f"{directory} was saved by the script's own callback at step {step}, but the "
-                f"script continues from step {self._position.step}: load that checkpoint, and give "
-                f"the callback initial_step={step}; or use another --run-dir"
+                f"the checkpoint {directory} was saved by the script's own callback at step "
+                f"{step}, but the script continues from step {self._position.step}: load that "
+                f"checkpoint, and give the callback initial_step={step}; or use another --run-dir"
             )
         return True
 

@@ -55,8 +55,8 @@ def load(directory: Path, shard: Shard) -> None:
         raise CheckpointCorrupt(f"{path} cannot be read as a checkpoint: {why}") from error
     if not isinstance(plain, dict):
         raise CheckpointCorrupt(
-            f"{path.with_suffix('.plain')} does not contain a dict: it is damaged, or tft did not "
-            "write it"
+            f"the file {path.with_suffix('.plain')}, which belongs to a checkpoint, does not "
+            "contain a dict: the file is damaged, or was not written by tft"
         )
     contents: dict[str, Array] = {}
     for name, parameter in shard.parameters.items():
@@ -66,8 +66,9 @@ def load(directory: Path, shard: Shard) -> None:
         there = found.get(name)
         if there is None or there.asnumpy().shape != here.shape or there.dtype != parameter.dtype:
             raise CheckpointCorrupt(
-                f"{path} has no {name} of type {parameter.dtype} and shape {list(here.shape)}: it "
-                "belongs to another model or optimizer"
+                f"the checkpoint {path} has no parameter {name} of type {parameter.dtype} and "
+                f"shape {list(here.shape)}, as this script has: the checkpoint belongs to another "
+                "model or optimizer"
             )
         contents[name] = there.asnumpy()
     shard.settle(contents, plain)

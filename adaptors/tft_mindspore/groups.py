@@ -146,7 +146,10 @@ class Group:
         """
         members = self._members(ranks)
         if root not in members:
-            raise UsageError(f"rank {root} must broadcast, but it is not among {members}")
+            raise UsageError(
+                f"rank {root} was named as the sender of a broadcast, but is not among the ranks "
+                f"that take part, {members}"
+            )
         self._contributing()
         plain = [_plain(array) for array in arrays]
         others = [rank for rank in members if rank != self.rank]
@@ -455,11 +458,17 @@ class Group:
             self._wait(store, select.POLLIN)
             got = store.recv(1 << 16)
             if not got:
-                raise GroupBroken("the rendezvous store has ended while the group was formed")
+                raise GroupBroken(
+                    "the rendezvous store, through which the ranks form their group, has ended "
+                    "before the group was formed"
+                )
             said += got
         told: dict[str, Any] = json.loads(said)
         if "refused" in told:
-            raise PeerError(f"the rendezvous store refuses: {told['refused']}")
+            raise PeerError(
+                "the rendezvous store, through which the ranks form their group, refuses the "
+                f"request of this rank: {told['refused']}"
+            )
         return told
 
     def _connect(self, rank: int, host: str, port: int, token: bytes) -> socket.socket:
@@ -534,11 +543,12 @@ class _Incoming:
             found = _HEADER.unpack(self._header)
             if found != self._expected:
                 raise UsageError(
-                    f"rank {rank} is at another place of the script than this rank: there, message "
-                    f"{found[1]} between the two is {found[0].decode(errors='replace')!r} of "
-                    f"{found[2]} bytes; here, message {self._expected[1]} is "
-                    f"{self._expected[0].decode()!r} of {self._expected[2]} bytes. All ranks must "
-                    "call the same all-reduces in the same order"
+                    f"rank {rank} is at another place of the script than this rank: on rank "
+                    f"{rank}, message {found[1]} between the two ranks is "
+                    f"{found[0].decode(errors='replace')!r} of {found[2]} bytes; on this rank, "
+                    f"message {self._expected[1]} is {self._expected[0].decode()!r} of "
+                    f"{self._expected[2]} bytes. All ranks must call the same all-reduces in the "
+                    "same order"
                 )
             self._in_header = False
             self.room_left = self._room

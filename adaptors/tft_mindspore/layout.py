@@ -223,9 +223,9 @@ def find(
     if not steps:
         what = "checkpoint" if only is None else f"file of {_at(only)}"
         raise UsageError(
-            f"{root} has no {what} to continue from: expected are directories such as "
-            f"{_DIRECTORY.format(ranks[0])}, each with a {rank_files.META} and the file that it "
-            "names"
+            f"the directory {root} has no {what} to continue from: expected are subdirectories "
+            f"such as {_DIRECTORY.format(ranks[0])}, each with a {rank_files.META} and the file "
+            "that it names"
         )
     for passed, at in enumerate(steps):
         written = tuple(rank for rank in ranks if at in held[rank])
@@ -242,8 +242,8 @@ def find(
             )
     lost = next(group for group in groups if not any(steps[0] in held[rank] for rank in group))
     raise CheckpointCorrupt(
-        f"{root} has no step of which every group has a file; for {_at(steps[0])}, {_ranks(lost)} "
-        "have none, and no other rank held the same state"
+        f"the checkpoints in {root} are complete for no step: for {_at(steps[0])}, {_ranks(lost)} "
+        "have no usable file, and no other rank held the same state"
     )
 
 
@@ -296,8 +296,9 @@ def _check_world(root: Path, ranks: Sequence[int]) -> None:
         number = directory.name.removeprefix(before)
         if number.isdecimal() and int(number) not in ranks and any(directory.iterdir()):
             raise UsageError(
-                f"{directory} exists, but the job has {len(ranks)} ranks, none of them {number}: "
-                "expected is the checkpoint of a job of the same sizes"
+                f"the checkpoint has a directory {directory}, but this job has {len(ranks)} ranks, "
+                f"none of them rank {number}: continue from the checkpoint of a job with the same "
+                "number of ranks"
             )
 
 

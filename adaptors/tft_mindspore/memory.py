@@ -54,7 +54,9 @@ class Described:
                 name=str(name), kind=str(kind), shape=tuple(int(n) for n in shape), size=int(size)
             )
         except (TypeError, ValueError) as error:
-            raise MalformedMessage(f"{told!r} is no description of a parameter") from error
+            raise MalformedMessage(
+                f"a received description of a parameter cannot be read: {told!r}"
+            ) from error
 
     def __str__(self) -> str:
         return f"{self.kind} {list(self.shape)}"

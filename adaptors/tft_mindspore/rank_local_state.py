@@ -44,7 +44,10 @@ class RankLocalState:
     ) -> None:
         unknown = set(rngs) - set(RNGS)
         if unknown:
-            raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
+            raise UsageError(
+                f"the argument rng has the unknown names {', '.join(unknown)}; known are "
+                f"{', '.join(RNGS)}"
+            )
         self._data = data
         self._rngs = rngs
         self._running = _running(model)
@@ -77,7 +80,10 @@ class RankLocalState:
 
         state = unpack(local_state)
         if not isinstance(state, dict) or "mindspore" not in state:
-            raise MalformedMessage("the rank-local state was not captured by the adaptor mindspore")
+            raise MalformedMessage(
+                "the rank-local state (random generators, data position) that tft wants to restore "
+                "was not captured by the adaptor mindspore"
+            )
         # restore the data first and then the generators, because loading may draw random numbers
         if self._data is not None:
             self._data.load_state_dict(state["data"])
@@ -112,8 +118,8 @@ class RankLocalState:
         """
         if not hasattr(self._data, "skip"):
             raise OrderRefused(
-                f"no batch can be left out: data is a {type(self._data).__name__}, which has no "
-                "skip(batches)"
+                "a batch that causes faults cannot be left out: the object data is a "
+                f"{type(self._data).__name__}, which has no method skip(batches)"
             )
         self._data.skip(batches)
 
@@ -158,15 +164,15 @@ class RankLocalState:
         contents: dict[str, Array] = {}
         if not running.keys() <= self._running.keys():
             raise MalformedMessage(
-                f"the rank-local state has running statistics of {sorted(running)}, but this model "
-                f"has those of {sorted(self._running)}"
+                "the rank-local state to restore has running statistics of the layers "
+                f"{sorted(running)}, but this model has those of {sorted(self._running)}"
             )
         for name, words in running.items():
             like = content(self._running[name])
             if len(words) != like.nbytes:
                 raise MalformedMessage(
-                    f"the rank-local state has {len(words)} bytes for {name}, but {name} of this "
-                    f"model has {like.nbytes}"
+                    f"the rank-local state to restore has {len(words)} bytes for the running "
+                    f"statistics {name}, but {name} of this model has {like.nbytes} bytes"
                 )
             contents[name] = numpy.frombuffer(words, like.dtype).reshape(like.shape).copy()
         put(contents, self._running)

@@ -58,7 +58,8 @@ def named_parameters(holder: Any) -> dict[str, Parameter]:
     for parameter in holder.get_parameters():
         if found.setdefault(parameter.name, parameter) is not parameter:
             raise UsageError(
-                f"two parameters have the name {parameter.name!r}: give each its own name"
+                f"two parameters have the name {parameter.name!r}: give each parameter a name of "
+                "its own"
             )
     return found
 
@@ -170,8 +171,8 @@ class Shard:
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(
-                f"shard {self.name!r} has arrived with a description for which no memory was "
-                "reserved"
+                f"the shard {self.name!r} has arrived from another rank, but its description is "
+                "not the one for which this rank has reserved memory"
             )
         contents = self._awaited[1]
         self._awaited = None
@@ -205,9 +206,9 @@ class Shard:
         for name in [*theirs, *ours]:
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the received shard {self.name!r} belongs to another model or optimizer: "
-                    f"{name} is {theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} "
-                    "on this rank"
+                    f"the received shard {self.name!r} belongs to another model or optimizer: the "
+                    f"parameter {name} is {theirs.get(name, 'absent')} in the shard, and "
+                    f"{ours.get(name, 'absent')} on this rank"
                 )
         if [each.name for each in told] != list(ours):
             raise OrderRefused(

@@ -54,8 +54,8 @@ class Asked:
             ) from error
         if not 0 <= asked.rank < asked.world:
             raise MalformedMessage(
-                f"a group of {asked.world} ranks, which are counted from 0, has no rank "
-                f"{asked.rank}"
+                f"rank {asked.rank} wants to join a process group of {asked.world} ranks, but "
+                "ranks are counted from 0, so the group has no such rank"
             )
         return asked
 
@@ -119,8 +119,8 @@ class Store:
         group = self._forming.setdefault(asked.name, _Forming(world=asked.world))
         if group.world != asked.world:
             raise MalformedMessage(
-                f"some ranks say that the group {asked.name!r} has {group.world} members, but rank "
-                f"{asked.rank} says {asked.world}"
+                f"the ranks do not agree on the size of the process group {asked.name!r}: some say "
+                f"{group.world} members, but rank {asked.rank} says {asked.world}"
             )
         group.writers[asked.rank] = writer
         group.addresses[asked.rank] = (writer.get_extra_info("peername")[0], asked.port)

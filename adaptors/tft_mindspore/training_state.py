@@ -284,10 +284,14 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's objects may hav
         )
     model, optimizer = parts.get("model"), parts.get("optimizer")
     if not isinstance(model, Cell):
-        raise UsageError(f"model must be a mindspore.nn.Cell, not a {type(model).__name__}")
+        raise UsageError(
+            "the model given to session.adopt must be a mindspore.nn.Cell, not a "
+            f"{type(model).__name__}"
+        )
     if not isinstance(optimizer, Cell) or not hasattr(optimizer, "parameters"):
         raise UsageError(
-            f"optimizer must be an optimizer of MindSpore, not a {type(optimizer).__name__}"
+            "the optimizer given to session.adopt must be an optimizer of MindSpore, not a "
+            f"{type(optimizer).__name__}"
         )
     for name in ("scheduler", "data"):
         _check_state(name, parts.get(name))
@@ -315,8 +319,8 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's object may ha
         return
     if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
         raise UsageError(
-            f"{name} must have state_dict() and load_state_dict(state); a {type(each).__name__} "
-            "does not have them"
+            f"the object {name} given to session.adopt must have the methods state_dict() and "
+            f"load_state_dict(state), which a {type(each).__name__} does not have"
         )
     try:
         pack(each.state_dict())
@@ -332,7 +336,10 @@ def _check_parts(
     seen: dict[str, str] = dict.fromkeys(elsewhere, "elsewhere")
     for name in elsewhere:
         if name not in everything:
-            raise UsageError(f"elsewhere names {name!r}, which neither model nor optimizer has")
+            raise UsageError(
+                f"the argument elsewhere names the parameter {name!r}, which neither model nor "
+                "optimizer has"
+            )
     for shard, part in shards.items():
         if shard == DENSE or not isinstance(part, Part) or not part.names or not part.ranks:
             raise UsageError(
@@ -342,10 +349,12 @@ def _check_parts(
         for name in part.names:
             if name not in everything:
                 raise UsageError(
-                    f"shards[{shard!r}] names {name!r}, which neither model nor optimizer has"
+                    f"shards[{shard!r}] names the parameter {name!r}, which neither model nor "
+                    "optimizer has"
                 )
             if name in seen:
                 raise UsageError(
-                    f"{name!r} is in {seen[name]!r} and in {shard!r}: it can be in only one of them"
+                    f"the parameter {name!r} is named in {seen[name]!r} and in {shard!r}: name "
+                    "each parameter in only one of them"
                 )
             seen[name] = shard

@@ -126,8 +126,9 @@ class AdoptedMaker:
         optimizer = self._replicas
         if shard == DENSE and optimizer is not None and not optimizer.whole:
             raise OrderRefused(
-                "the parameters that other ranks own are not those of the end of the step: their "
-                "exchange in the replica group was interrupted, or has not happened yet"
+                "this rank cannot hand over all parameters: it has no values from the end of the step "
+                "for the parameters that other ranks of its replica group update, because the "
+                "exchange of the updated parameters was interrupted, or has not happened yet"
             )
         return self._shards[shard].beside()
 
@@ -145,9 +146,10 @@ class AdoptedMaker:
         strayed = [names[parameter] for parameter in optimizer.strayed()]
         if strayed:
             raise OrderRefused(
-                f"{', '.join(strayed)}: the values that `load` has read are not the rounded 32-bit "
-                "masters. Save and load the masters as well: optimizer.master(p) of each p of "
-                "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
+                "the function `load` has read 16-bit parameters that are not their 32-bit master "
+                f"weights, rounded: {', '.join(strayed)}. Save and load the masters as well: "
+                "optimizer.master(p) of each p of optimizer.owned, with the shard that has "
+                "optimizer.optim.state_dict()"
             )
 
     # ------------------------------------------------------------ groups and wrappers
@@ -179,29 +181,38 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects may
         )
     model, optimizer = parts.get("model"), parts.get("optimizer")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+        raise UsageError(
+            "the model given to session.adopt must be a torch.nn.Module, not a "
+            f"{type(model).__name__}"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            "LBFGS computes gradients within its step, where a rank that loses a peer is left with "
-            "half a step: use an optimizer that needs no closure"
+            "the optimizer LBFGS computes gradients within its own step, so a rank that loses "
+            "another rank would be left with half an update: use an optimizer that needs no closure"
         )
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
-            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+            "the optimizer given to session.adopt must be a torch.optim.Optimizer, not a "
+            f"{type(optimizer).__name__}"
         )
     if any(isinstance(module, DDP) for module in model.modules()):
         raise UsageError(
-            "model must be the plain model: build DDP in wrap, wrap=lambda: DDP(model)"
+            "the model given to session.adopt must be the model without DDP: build the DDP in the "
+            "function wrap, as wrap=lambda: DDP(model)"
         )
     if isinstance(optimizer, ReplicaOptimizer) and optimizer.made_over_group:
         raise UsageError(
-            "the ReplicaOptimizer was made over a group, which is lost with a rank: give it rank= "
-            "and world=, or make it in the function for session.adopt(make=...)"
+            "the ReplicaOptimizer was made over a process group, which is lost when a rank is "
+            "lost: give the ReplicaOptimizer rank= and world=, or make it in the function for "
+            "session.adopt(make=...)"
         )
     check_plain(parts)
     for parameter in model.parameters():
         if isinstance(parameter, UninitializedParameter):
-            raise UsageError("model has lazy modules: run one forward before session.adopt")
+            raise UsageError(
+                "the model has lazy modules, whose parameters do not exist yet: run one forward "
+                "pass before session.adopt"
+            )
     for name, tensor in named_tensors(model).items():
         _check_tensor(name, tensor)
     known = set(model.parameters())

@@ -37,20 +37,22 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
     scheduler. These objects may be None. Raises `UsageError` if a check fails.
     """
     if not isinstance(others, Mapping):
-        raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
+        raise UsageError(
+            f"the argument others must be a dict of objects by name, not a {type(others).__name__}"
+        )
     for name in others:
         if not str(name).isidentifier() or name in _TAKEN:
             raise UsageError(
-                f"others has the name {name!r}, which is reserved or not an identifier: choose "
-                "another name"
+                f"the argument others has the name {name!r}, which is reserved or "
+                "is not a Python identifier: choose another name for the object"
             )
     for part, stranger in {**beside, **others}.items():
         if stranger is not None and not (
             hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
         ):
             raise UsageError(
-                f"{part} must have state_dict() and load_state_dict(); a {type(stranger).__name__} "
-                "does not have them"
+                f"the object {part} must have the methods state_dict() and load_state_dict(), "
+                f"which a {type(stranger).__name__} does not have"
             )
 
 

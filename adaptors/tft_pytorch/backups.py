@@ -235,7 +235,7 @@ class Backups:
         """
         copies = self._copy(step).shards
         if shard not in copies:
-            raise OrderRefused(f"the copy of step {step} has no shard {shard!r}")
+            raise OrderRefused(f"the backup in host memory of step {step} has no shard {shard!r}")
         buffers = [offered(name, tensor) for name, tensor in copies[shard].tensors.items()]
         return ShardPayload(meta=copies[shard].meta, buffers=(*buffers, *copies[shard].beside))
 
@@ -258,8 +258,8 @@ class Backups:
         copies = self._copy(step).shards
         if copies.keys() != set(shards):
             raise OrderRefused(
-                f"the copy of step {step} has the shards {sorted(copies)}, but this rank has "
-                f"{sorted(shards)}"
+                f"the backup in host memory of step {step} has the shards {sorted(copies)}, but "
+                f"this rank has {sorted(shards)}"
             )
         # Call `room` for all shards first, so that a copy that does not fit is refused before any
         # tensor is changed.
@@ -276,7 +276,10 @@ class Backups:
             copy = slot.copy
             if copy is not None and copy.step == step:
                 return copy
-        raise OrderRefused(f"there is no copy of step {step}; there are {list(self.steps())}")
+        raise OrderRefused(
+            f"this rank has no backup in host memory of step {step}; it has backups of the steps "
+            f"{list(self.steps())}"
+        )
 
     def _free_slot(self, sound: int, copies: int) -> _Slot | None:
         """

@@ -77,8 +77,8 @@ class Wrappers:
             self._layouts = [None] * len(wrappers)
         if len(self._layouts) != len(wrappers):
             raise UsageError(
-                f"wrap has built {len(wrappers)} DDP wrappers; the first time it built "
-                f"{len(self._layouts)}. It must build the same number each time"
+                f"the function wrap of session.adopt has built {len(wrappers)} DDP wrappers, but "
+                f"the first time {len(self._layouts)}: it must build the same number each time"
             )
         self._wrappers = wrappers
         for index, (ddp, layout) in enumerate(zip(wrappers, self._layouts, strict=True)):
@@ -130,7 +130,10 @@ class Wrappers:
         try:
             self._layouts = None if layouts is None else [_unplain(layout) for layout in layouts]
         except (TypeError, ValueError) as error:
-            raise MalformedMessage(f"the received bucket layouts cannot be read: {error}") from None
+            raise MalformedMessage(
+                "the description of DDP's gradient buckets that another rank has sent cannot be "
+                f"read: {error}"
+            ) from None
 
 
 def _decided(layout: BucketLayout | None) -> bool:
@@ -255,8 +258,9 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
     parameters, sparse = _trained(ddp)
     if sorted(layout.order) != list(range(len(parameters))):
         raise UsageError(
-            f"wrap has built a DDP with {len(parameters)} trained parameters; the first one had "
-            f"{len(layout.order)}: it must build the same one each time"
+            f"the function wrap of session.adopt has built a DDP with {len(parameters)} trained "
+            f"parameters, but the first time with {len(layout.order)}: it must build the same DDP "
+            "each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
         if expects_sparse:  # DDP replaces a missing gradient by zeros only if it is dense
@@ -276,8 +280,9 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
         raise InternalError("DDP has not rebuilt its buckets after the simulated backward")
     if layout.buckets is not None and set(layout.buckets) != set(settled.buckets):
         raise UsageError(
-            f"wrap has built a DDP whose {len(settled.buckets)} buckets differ from the "
-            f"{len(layout.buckets)} of the first one; it must build the same one each time"
+            f"the function wrap of session.adopt has built a DDP whose {len(settled.buckets)} "
+            f"gradient buckets differ from the {len(layout.buckets)} buckets of the first DDP: it "
+            "must build the same DDP each time"
         )
     return settled
 

@@ -188,7 +188,9 @@ def read_meta(place: Path) -> bytes:
     """
     known = FileSystemReader(place).read_metadata().state_dict_metadata.get(META)
     if not isinstance(known, TensorStorageMetadata):
-        raise CheckpointCorrupt(f"{place} has no entry {META}, so it was not written by tft")
+        raise CheckpointCorrupt(
+            f"the checkpoint {place} has no entry {META}, so the checkpoint was not written by tft"
+        )
     meta: dict[str, Tensor] = {META: torch.empty(known.size, dtype=torch.uint8)}
     dcp_load(dict(meta), storage_reader=FileSystemReader(place), no_dist=True)
     return meta[META].numpy().tobytes()

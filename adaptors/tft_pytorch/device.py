@@ -138,8 +138,8 @@ class Devices:
         kept = list(states)
         if len(kept) != len(self._elsewhere):
             raise OrderRefused(
-                f"the rank-local state has the generators of {len(kept)} devices, but this rank "
-                f"has its parameters on {len(self._elsewhere)}"
+                f"the rank-local state to restore has the random generators of {len(kept)} "
+                f"devices, but this rank has its parameters on {len(self._elsewhere)} devices"
             )
         for place, state in zip(self._elsewhere, kept, strict=True):
             self._module.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), place)
@@ -167,7 +167,8 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
         return Devices()
     if len(kinds) > 1:
         raise UsageError(
-            f"the model is on devices of several kinds: {', '.join(kinds)}. Move it to one of them"
+            f"the model is on devices of several kinds: {', '.join(kinds)}. Move the whole model "
+            "to devices of one kind"
         )
     refused = unusable(kinds[0])
     if refused:

@@ -64,7 +64,10 @@ def _check_make(
             "model, the optimizer, the scheduler and the others"
         )
     if not callable(parts["make"]):
-        raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
+        raise UsageError(
+            "the argument make of session.adopt must be a function, not a "
+            f"{type(parts['make']).__name__}"
+        )
     check_plain(parts)
 
 
@@ -122,7 +125,10 @@ class FactoryMaker:
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
-            raise OrderRefused("make has not been called yet, so this rank has no state to send")
+            raise OrderRefused(
+                "the function make of session.adopt has not been called yet, so this rank has no "
+                "state that it could send to another rank"
+            )
         held = self._parts.held(self.wrappers.layouts())  # `Parts.held` reads all shards at once
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}

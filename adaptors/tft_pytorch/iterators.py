@@ -256,8 +256,9 @@ class _Seeded(Dataset[Any]):
 def _check(loader: "DataLoader[Any]") -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
-            "an IterableDataset has no position that Batches could know: use torchdata's "
-            "StatefulDataLoader, or an object of your own with state_dict and load_state_dict"
+            "the DataLoader given to Batches has an IterableDataset, whose position Batches cannot "
+            "know: use torchdata's StatefulDataLoader, or an object of your own with state_dict "
+            "and load_state_dict"
         )
     if loader.batch_sampler is None:
         raise UsageError(
@@ -266,7 +267,10 @@ def _check(loader: "DataLoader[Any]") -> None:
     if not len(loader):
         raise UsageError("the loader has no batch: its dataset is smaller than one batch")
     if loader.persistent_workers:
-        raise UsageError("Batches starts workers for each epoch: leave out persistent_workers=True")
+        raise UsageError(
+            "the DataLoader given to Batches has persistent_workers=True, but Batches starts new "
+            "workers for each epoch: leave out persistent_workers"
+        )
     for sampler in _samplers(loader):
         if hasattr(sampler, "set_epoch") or not hasattr(sampler, "generator"):
             continue

@@ -73,7 +73,8 @@ class Awaited:
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(
-                f"shard {shard!r} has arrived with a description for which no memory was reserved"
+                f"the shard {shard!r} has arrived from another rank, but its description is not "
+                "the one for which this rank has reserved memory"
             )
         rooms, self._made = self._made[1], None
         for room in rooms:

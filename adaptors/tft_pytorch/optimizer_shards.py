@@ -68,7 +68,7 @@ class Whole:
         if strange:
             raise UsageError(
                 f"the optimizer has state that belongs to none of its parameters: {strange}. Keep "
-                "it in optimizer.state[parameter] or in a parameter group"
+                "this state in optimizer.state[parameter] or in a parameter group"
             )
         return {"state": _ordered(kept, groups), "param_groups": groups}
 

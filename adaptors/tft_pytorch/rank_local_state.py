@@ -59,7 +59,10 @@ class RankLocalState:
     ) -> None:
         unknown = set(rngs) - set(RNGS)
         if unknown:
-            raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
+            raise UsageError(
+                f"the argument rng has the unknown names {', '.join(unknown)}; known are "
+                f"{', '.join(RNGS)}"
+            )
         self._data = data
         self._simple = True
         """True if the data position can be packed unchanged, because the position has plain values
@@ -219,7 +222,10 @@ class RankLocalState:
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or "torch" not in state:
-            raise MalformedMessage("the rank-local state was not captured by the adaptor pytorch")
+            raise MalformedMessage(
+                "the rank-local state (random generators, data position) that tft wants to restore "
+                "was not captured by the adaptor pytorch"
+            )
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
             # In this call of `state_dict` a StatefulDataLoader makes its iterator, and draws
@@ -280,8 +286,8 @@ class RankLocalState:
         """
         if not hasattr(self._data, "skip"):
             raise OrderRefused(
-                f"no batch can be left out: data is a {type(self._data).__name__}, which has no "
-                "skip(batches)"
+                "a batch that causes faults cannot be left out: the object data is a "
+                f"{type(self._data).__name__}, which has no method skip(batches)"
             )
         self._data.skip(batches)
 

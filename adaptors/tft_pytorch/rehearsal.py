@@ -89,10 +89,11 @@ class Rehearsal:
         strange = sorted({_root(name) for name in self._changed(before, self._before)})
         if strange:
             raise UsageError(
-                f"{kind} keeps state in its attributes, which a replacement would not get: "
-                f"{', '.join(strange)}. Keep it in optimizer.state[parameter] or in a parameter "
-                f"group; or hand over others={{{strange[0]!r}: an object whose state_dict() and "
-                "load_state_dict() have it}"
+                f"the optimizer {kind} keeps state in its attributes, which a process that replaces "
+                f"this rank would not get: {', '.join(strange)}. Keep this state in "
+                "optimizer.state[parameter] or in a parameter group; or hand over "
+                f"others={{{strange[0]!r}: an object whose state_dict() and load_state_dict() have "
+                "it}"
             )
 
     def _changed(self, before: Look, now: Look) -> Iterator[str]:
@@ -136,8 +137,8 @@ def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
             type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized
         ):
             raise UsageError(
-                f"{name} is a {type(tensor).__name__} of layout {tensor.layout}; only plain, dense "
-                "tensors can be moved"
+                f"the tensor {name} is a {type(tensor).__name__} of layout {tensor.layout}; tft "
+                "can move only plain, dense tensors to another process"
             )
 
 

@@ -78,8 +78,9 @@ class ReplicaOptimizer(Optimizer):
         whole = optimizer(params, **defaults)
         if isinstance(whole, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS needs all parameters at once, so it cannot be split into shares: use "
-                "another optimizer"
+                "a ReplicaOptimizer divides the update of the parameters among the ranks, which is "
+                "not possible with LBFGS, because LBFGS needs all parameters at once: use another "
+                "optimizer"
             )
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
@@ -364,8 +365,8 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
     if copies < 2:
         raise UsageError(
-            f"copies={copies}: a share that only one rank holds is lost with that rank; give the "
-            "ReplicaOptimizer at least copies=2"
+            f"copies={copies} means that only one rank holds each share of the optimizer state, "
+            "which would be lost with this rank: give the ReplicaOptimizer at least copies=2"
         )
     if world % copies:
         raise UsageError(

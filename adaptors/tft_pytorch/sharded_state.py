@@ -74,8 +74,9 @@ def room(meta: bytes, here: ShardContent) -> ShardContent:
     for name in theirs.keys() | ours.keys():
         if theirs.get(name) != ours.get(name):
             raise OrderRefused(
-                f"the received shard belongs to another model, or to another part of it: {name} is "
-                f"{theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} on this rank"
+                "the received shard belongs to another model, or to another part of the model: the "
+                f"tensor {name} is {theirs.get(name, 'absent')} in the received shard, and "
+                f"{ours.get(name, 'absent')} on this rank"
             )
     _refuse_other_settings(found, here)
     return found
@@ -118,15 +119,15 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
         raise OrderRefused(
-            f"the parameter groups differ: the groups {theirs} have settings in the received "
-            f"shard, but on this rank {ours} have them"
+            "the parameter groups of the optimizer differ: the received shard has settings of the "
+            f"groups {theirs}, but this rank has settings of the groups {ours}"
         )
     there, own = _group_numbers(found), _group_numbers(here)
     for name in sorted(there.keys() | own.keys()):
         if there.get(name) != own.get(name):
             raise OrderRefused(
-                f"{name} is in {_group(there.get(name))} on the sending rank, and in "
-                f"{_group(own.get(name))} on this rank"
+                f"the parameter {name} is in {_group(there.get(name))} of the optimizer on the "
+                f"sending rank, but in {_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
     # A shard without settings of parameter groups may get state of more objects than it has now.
@@ -135,8 +136,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
         differing |= found.others.keys() - here.others.keys()
     if differing:
         raise OrderRefused(
-            f"the received shard has the others {sorted(found.others)}, but this rank has "
-            f"{sorted(here.others)}"
+            "the received shard has the state of the additional objects (others) "
+            f"{sorted(found.others)}, but this rank has the objects {sorted(here.others)}"
         )
 
 
@@ -342,8 +343,10 @@ class Parts:
                 }
         if len(groups) != len(optimizer.param_groups):
             raise OrderRefused(
-                f"make has returned {len(optimizer.param_groups)} parameter groups; before, or on "
-                f"the sending rank, there were {len(groups)}"
+                "the function make of session.adopt has returned an optimizer with "
+                f"{len(optimizer.param_groups)} parameter groups, but before, or on the sending "
+                f"rank, the optimizer had {len(groups)}: make must build the same optimizer each "
+                "time"
             )
         set_groups(optimizer.param_groups, groups)
         for name, other in self._others().items():
@@ -362,8 +365,9 @@ class Parts:
                     or own.get(name) != spans.get(name)
                 ):
                     raise OrderRefused(
-                        f"make has returned {name} with another shape or distribution than before: "
-                        "it must build the same model each time"
+                        f"the function make of session.adopt has returned {name} with another "
+                        "shape or distribution than before: make must build the same model each "
+                        "time"
                     )
                 part.copy_(known[name])
 
@@ -388,8 +392,8 @@ class Parts:
                 return tensor
             if key not in placed:
                 raise OrderRefused(
-                    f"make has returned no distributed tensor {key}, but returned one before: it "
-                    "must build the same objects each time"
+                    f"the function make of session.adopt has returned no distributed tensor {key}, "
+                    "but has returned one before: make must build the same objects each time"
                 )
             return _whole(tensor, placed[key])
 
@@ -434,16 +438,19 @@ def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: state 
 
 def _check(made: Made) -> None:
     if not isinstance(made, Made):
-        raise UsageError(f"make must return a Made, not a {type(made).__name__}")
+        raise UsageError(
+            f"the function make of session.adopt must return a Made, not a {type(made).__name__}"
+        )
     if not isinstance(made.model, nn.Module) or not isinstance(made.optimizer, Optimizer):
         raise UsageError(
-            "make must return Made(model=a Module, optimizer=an Optimizer of its parameters)"
+            "the function make of session.adopt must return Made(model=a Module, optimizer=an "
+            "Optimizer of its parameters)"
         )
     for name, module in made.model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise UsageError(
-                f"{name} keeps running statistics, which differ between ranks that hold the same "
-                "part of the model; use a norm without them"
+                f"the layer {name} keeps running statistics, which differ between ranks that hold "
+                "the same part of the model: use a normalization layer without running statistics"
             )
     replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
     if replicas is not None and not replicas.made_over_group:

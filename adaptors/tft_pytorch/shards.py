@@ -221,9 +221,9 @@ class Shard:
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the received shard {self.name!r} belongs to another model: {name} is "
-                    f"{theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} on this "
-                    "rank"
+                    f"the received shard {self.name!r} belongs to another model: the tensor {name} "
+                    f"is {theirs.get(name, 'absent')} in the shard, and {ours.get(name, 'absent')} "
+                    "on this rank"
                 )
         groups, own = told["groups"], here.groups or []
         if groups != own:

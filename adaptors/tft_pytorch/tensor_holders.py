@@ -58,9 +58,10 @@ class TensorHolders:
                 found = in_ddp[parameter]
             else:
                 raise UsageError(
-                    f"{name} is neither distributed over a mesh nor in a DDP, so it is not known "
-                    "which ranks have a copy. Put parameters that several ranks share into a DDP "
-                    "over these ranks, or make them replicated distributed tensors"
+                    f"the parameter {name} is neither distributed over a device mesh nor in a DDP, "
+                    f"so tft does not know which ranks have a copy of {name}. Put parameters that "
+                    "several ranks share into a DDP over these ranks, or make them replicated "
+                    "distributed tensors"
                 )
             self._of[name] = tuple(sorted(found | {rank}))
         cut_up = [each for each in parameters.values() if isinstance(each, DTensor)]

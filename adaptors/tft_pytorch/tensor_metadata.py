@@ -39,8 +39,8 @@ def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:
         raise MalformedMessage(
-            f"the description of a shard has form {told.get('form')!r}; this version reads form "
-            f"{form}"
+            f"the description of a shard has the format number {told.get('form')!r}, but this "
+            f"version of tft reads format {form}: use the version of tft that wrote the description"
         )
     return told
 
@@ -57,7 +57,8 @@ def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int]
         dtype = getattr(torch, type_name, None)
         if not isinstance(dtype, torch.dtype):
             raise MalformedMessage(
-                f"{name} has the type {type_name!r}, which this torch does not have"
+                f"the tensor {name} of a received or saved shard has the type {type_name!r}, which "
+                "the torch on this rank does not have: use the same version of torch"
             )
         found.append((str(name), dtype, shape, str(device)))
     return found

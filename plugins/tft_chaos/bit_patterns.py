@@ -81,8 +81,8 @@ def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
     bits = _bits(action, memory)
     if action.element is not None and action.element >= memory.size:
         raise ChaosMissed(
-            f"chaos: there is no element {action.element}: this rank has {memory.size} elements of "
-            "the tensor, counted from 0"
+            f"chaos: no bit was flipped, because the tensor has no element {action.element}: this "
+            f"rank has {memory.size} elements of the tensor, counted from 0"
         )
     element = memory.largest() if action.element is None else action.element
     if action.period is None:
@@ -99,8 +99,8 @@ def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
     number = -(-(memory.size - first) // period)
     if number < 2:
         raise ChaosMissed(
-            f"chaos: a period of {period} elements does not fit into the {memory.size} elements of "
-            "the tensor on this rank: it has to meet two of them"
+            f"chaos: no bit was flipped, because a period of {period} elements meets fewer than "
+            f"two of the {memory.size} elements of the tensor on this rank: give a smaller period"
         )
     return Pattern(first=first, period=period, number=number, bits=bits)
 
@@ -109,14 +109,16 @@ def _bits(action: Bitflip, memory: Memory) -> tuple[int, ...]:
     top = _HIGHEST_MANTISSA_BIT.get(memory.dtype) if action.bit is None else action.bit
     if top is None:
         raise ChaosMissed(
-            f"chaos: {memory.dtype} has no mantissa that chaos knows; name a bit with bit=B"
+            "chaos: no bit was flipped, because the plugin chaos does not know the mantissa of the "
+            f"type {memory.dtype}: name the bit with bit=B"
         )
     if top >= 8 * memory.itemsize:
         raise ChaosMissed(f"chaos: a {memory.dtype} has no bit {top}: its highest bit is "
                           f"{8 * memory.itemsize - 1}")  # fmt: skip
     if action.bits > top + 1:
         raise ChaosMissed(
-            f"chaos: {action.bits} bits do not fit from bit {top} of a {memory.dtype} downwards"
+            f"chaos: no bits were flipped, because bits={action.bits} is more than the bits from "
+            f"bit {top} of a {memory.dtype} down to bit 0"
         )
     return tuple(range(top, top - action.bits, -1))
 
@@ -152,7 +154,8 @@ def choose(
     if isinstance(name, int):
         if name >= len(names):
             raise ChaosMissed(
-                f"chaos: there is no tensor {name}: the model has {len(names)}, counted from 0"
+                f"chaos: there is no tensor number {name}: the model has {len(names)} tensors, "
+                "counted from 0"
             )
         name = names[name]
     if name is None:

@@ -51,11 +51,15 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
             return None
         if getattr(parameter, "grad_added_to_main_grad", False):
             raise ChaosMissed(
-                f"chaos: the backward pass adds the gradient of {name} to main_grad itself "
-                "(gradient_accumulation_fusion), so it cannot be changed before"
+                "chaos: no bit was flipped: with gradient_accumulation_fusion the backward pass "
+                f"itself adds the gradient of the parameter {name} to main_grad, so the gradient "
+                "cannot be changed before"
             )
         if getattr(gradient, "is_sparse", False):
-            raise ChaosMissed(f"chaos: the gradient of {name} is sparse")
+            raise ChaosMissed(
+                f"chaos: no bit was flipped, because the gradient of the parameter {name} is "
+                "sparse: choose another parameter with tensor=NAME"
+            )
         # change a copy, because autograd may use the same memory for another gradient
         changed = gradient.copy() if cell else gradient.clone()
         _strike(blow, action, name, _memory(changed, cell=cell), session.step)

@@ -42,7 +42,8 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
         if time.monotonic() > deadline:
             raise ChaosMissed(
                 f"chaos: the ranks {list(peers)} were not all inside a collective of step {step} "
-                f"within {PATIENCE:.0f} s; last seen: {glances[-1:]}"
+                f"within {PATIENCE:.0f} s, so no fault was made; what was last seen of these "
+                f"ranks: {glances[-1:]}"
             )
         pids = {rank: marks.inside(rank, step) for rank in peers}
         glance = {rank: None if pid is None else main_thread(pid) for rank, pid in pids.items()}

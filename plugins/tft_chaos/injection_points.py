@@ -272,8 +272,9 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             local.param_groups = groups
         if blow.due(step):
             raise ChaosMissed(
-                "chaos: phase update needs an optimizer that changes its parameters one after "
-                f"another, but this one changed its {len(parameters)} at once"
+                "chaos: phase=update needs an optimizer that changes its parameters one after "
+                f"another, but the optimizer of this script has changed its {len(parameters)} "
+                "parameters at once: choose another phase"
             )
         return result
 

@@ -55,8 +55,9 @@ def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
         return {}
     if 0 < backups < steps:
         raise UsageError(
-            f"--backup-every {backups} is less than --integrity {steps}: a copy may be overwritten "
-            "only after every byte was compared once; use at least the same number of steps"
+            f"--backup-every {backups} is less than --integrity {steps}: a backup may be "
+            "overwritten only after every byte of the state was compared once between ranks; give "
+            f"--backup-every at least {steps}"
         )
     return {VARIABLE: str(steps)}
 

@@ -55,7 +55,9 @@ def tft_options() -> Sequence[click.Option]:
 def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     mode, spike, limit = (options[f"numerics{each}"] for each in ("", "_spike", "_limit"))
     if mode not in ("off", *MODES):
-        raise UsageError(f"--numerics {mode}: expected is off, {' or '.join(MODES)}")
+        raise UsageError(
+            f"--numerics {mode} is not a known mode: expected is off, {' or '.join(MODES)}"
+        )
     if not 0 <= spike < math.inf:
         raise UsageError(f"--numerics-spike {spike}: expected is a number, 0 or larger")
     if limit is not None and not 0 < limit < math.inf:

@@ -45,7 +45,7 @@ def test_ddp_rebuilt_with_other_buckets_is_refused(job: NewJob) -> None:
     one.tell("call", rebuild_as, {"bucket_cap_mb": 0.5})
     answer = one.hear()
     assert isinstance(answer, Failure)
-    assert "must build the same one each time" in answer.words
+    assert "must build the same DDP each time" in answer.words
 
 
 def test_rebuild_calls_no_parameter_hook_of_the_user(job: NewJob) -> None:

@@ -136,7 +136,7 @@ class Endless(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        (lambda: DataLoader(Endless()), "an IterableDataset has no position"),
+        (lambda: DataLoader(Endless()), "has an IterableDataset, whose position"),
         (lambda: DataLoader(Noisy(noise=False), batch_size=None), "batch_size is None"),
         (
             lambda: DataLoader(Noisy(noise=False), shuffle=True),

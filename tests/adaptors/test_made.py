@@ -297,7 +297,7 @@ def test_replica_optimizer_over_a_group_without_a_factory_is_refused() -> None:
         group = dist.group.WORLD
         assert group is not None
         made = with_shares(model, group)
-        with pytest.raises(UsageError, match="was made over a group"):
+        with pytest.raises(UsageError, match="was made over a process group"):
             adopt({"model": made.model, "optimizer": made.optimizer}, None)
     finally:
         dist.destroy_process_group()
@@ -322,7 +322,7 @@ def test_give_is_refused_before_the_model_is_made() -> None:
     is refused, because the model of a trial call is not the start of training."""
     maker = adopted(sharded)
     maker.shards(0, 4)
-    with pytest.raises(OrderRefused, match="make has not been called yet"):
+    with pytest.raises(OrderRefused, match=r"make of session\.adopt has not been called yet"):
         maker.give("part.0+2")
 
 
@@ -349,28 +349,28 @@ SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"],
 @pytest.mark.parametrize(
     ("there", "here", "sentence"),
     [
-        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\] .* on this rank \[0\]"),
-        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\] .* on this rank \[\]"),
+        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\], but this rank .* the groups \[0\]"),
+        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\], but this rank .* the groups \[\]"),
         (
             described(SETTLED, []), described(SETTLED, ["scheduler"]),
-            r"shard has the others \[\], but this rank has \['scheduler'\]",
+            r"objects \(others\) \[\], but this rank has the objects \['scheduler'\]",
         ),
         (
             described(SETTLED, ["scheduler"]), described(SETTLED, []),
-            r"shard has the others \['scheduler'\], but this rank has \[\]",
+            r"objects \(others\) \['scheduler'\], but this rank has the objects \[\]",
         ),
         (
             described(UNSETTLED, []), described(UNSETTLED, ["average"]),
-            r"shard has the others \[\], but this rank has \['average'\]",
+            r"objects \(others\) \[\], but this rank has the objects \['average'\]",
         ),
         (
             described(SWAPPED, []), described(DECAYED, []),
-            "a is in the parameter group 1 on the sending rank, and in the parameter group 0 on "
+            "a is in the parameter group 1 of the optimizer on the sending rank, but in the parameter group 0 on "
             "this rank",
         ),
         (
             described(DECAYED, []), described([DECAYED[0], {"params": [], "lr": 0.2}], []),
-            "b is in the parameter group 1 on the sending rank, and in no parameter group on this "
+            "b is in the parameter group 1 of the optimizer on the sending rank, but in no parameter group on this "
             "rank",
         ),
     ],
@@ -452,10 +452,10 @@ def shared_in_16_bits() -> Made:
         ),
         (shared_without_a_group, "must be given the group"),
         (shared_in_16_bits, "have parameters of 32 bits"),
-        (plain, "weight is neither distributed over a mesh nor in a DDP"),
+        (plain, "weight is neither distributed over a device mesh nor in a DDP"),
         (with_running_statistics, "1 keeps running statistics"),
-        (lambda: nn.Linear(8, 8), "make must return a Made, not a Linear"),
-        (lambda: Made(model=3, optimizer=4), "make must return Made"),
+        (lambda: nn.Linear(8, 8), "make of session.adopt must return a Made, not a Linear"),
+        (lambda: Made(model=3, optimizer=4), "make of session.adopt must return Made"),
     ],
 )
 def test_factory_with_an_unrepairable_model_is_refused(make: Callable[[], Any], why: str) -> None:

@@ -226,7 +226,9 @@ def test_batches_are_skipped_by_the_skip_method_of_the_data() -> None:
     state.rollback(local_state)
     assert data.next().tolist() == drawn[0]
 
-    with pytest.raises(OrderRefused, match=r"data is a Batches, which has no skip\(batches\)"):
+    with pytest.raises(
+        OrderRefused, match=r"data is a Batches, which has no method skip\(batches\)"
+    ):
         adopted(data=Batches(0)).skip(1)
 
 

@@ -169,7 +169,10 @@ def adopted(
             Momentum,
             r"Momentum keeps state in its attributes, .* get: velocity\. .* others=\{'velocity'",
         ),
-        (CountingSteps, r"CountingSteps keeps state in its attributes, .* get: steps\. Keep it in"),
+        (
+            CountingSteps,
+            r"CountingSteps keeps state in its attributes, .* get: steps\. Keep this state",
+        ),
         (Drawing, r"Drawing keeps state in its attributes, .* get: generator\."),
     ],
 )

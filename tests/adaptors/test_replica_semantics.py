@@ -166,7 +166,7 @@ def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
     """When an optimizer computes gradients in its step and uses all parameters at once, as LBFGS
     does, then it is refused, with and without a `ReplicaOptimizer`."""
     model = net()
-    with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
+    with pytest.raises(UsageError, match="LBFGS computes gradients within its own step"):
         adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)
     with pytest.raises(UsageError, match="LBFGS needs all parameters at once"):
         ReplicaOptimizer(net().parameters(), torch.optim.LBFGS, rank=0, world=2)

@@ -217,7 +217,7 @@ def test_parameter_without_a_gradient_is_unchanged() -> None:
     ("world", "copies", "why"),
     [
         (6, 4, "6 ranks cannot be cut into 4 replica groups of equal size"),
-        (4, 1, "a share that only one rank holds is lost with that rank"),
+        (4, 1, "only one rank holds each share of the optimizer state"),
         (2, 3, "2 ranks cannot be cut into 3 replica groups of equal size"),
     ],
 )
@@ -476,7 +476,7 @@ def test_rank_with_an_interrupted_exchange_does_not_save_parameters(
     running.repair(1)
     told = [rank.ask("call", save_by_script, tmp_path) for rank in running.ranks]
     for broken in (0, 1):
-        assert "their exchange in the replica group was interrupted" in told[broken]
+        assert "exchange of the updated parameters was interrupted" in told[broken]
     assert all(torch.equal(a, b) for a, b in zip(told[2], told[3], strict=True))
     running.form()
     running.all("build")

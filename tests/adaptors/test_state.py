@@ -203,7 +203,7 @@ def test_shard_without_reserved_memory_is_refused() -> None:
     adopted = adopt({"model": net, "optimizer": optimizer}, None)
     payload = adopted.give("dense")
 
-    with pytest.raises(OrderRefused, match="no memory was reserved"):
+    with pytest.raises(OrderRefused, match="for which this rank has reserved memory"):
         adopted.taken("dense", payload.meta)
 
 
@@ -246,7 +246,9 @@ def test_description_of_another_adaptor_version_is_refused() -> None:
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
-    with pytest.raises(MalformedMessage, match="form 2; this version reads form 3"):
+    with pytest.raises(
+        MalformedMessage, match="format number 2, but this version of tft reads format 3"
+    ):
         adopted.take("dense", pack({"form": 2}))
 
 
@@ -295,15 +297,21 @@ class Unplain:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (lambda: parts(model=3), "model must be a torch.nn.Module, not a int"),
-        (lambda: parts(optimizer=None), "optimizer must be a torch.optim.Optimizer"),
-        (lambda: parts(data=3), "data must have state_dict"),
+        (
+            lambda: parts(model=3),
+            "model given to session.adopt must be a torch.nn.Module, not a int",
+        ),
+        (
+            lambda: parts(optimizer=None),
+            "optimizer given to session.adopt must be a torch.optim.Optimizer",
+        ),
+        (lambda: parts(data=3), "data must have the methods state_dict"),
         (lambda: parts(ema=3), "was given ema"),
         (lambda: parts(others=[]), "others must be a dict"),
         (lambda: parts(others={"optim": nn.Linear(1, 1)}), "others has the name 'optim', which"),
         (lambda: parts(others={"a.b": nn.Linear(1, 1)}), "others has the name 'a.b', which"),
-        (lambda: parts(others={"ema": 3}), "ema must have state_dict"),
-        (lambda: parts(rng=("torch", "jax")), "rng does not know jax"),
+        (lambda: parts(others={"ema": 3}), "ema must have the methods state_dict"),
+        (lambda: parts(rng=("torch", "jax")), "rng has the unknown names jax"),
         (lambda: parts(optimizer=stranger()), "parameters that do not belong to the model"),
         (lambda: parts(model=nn.Linear(2, 2, device="meta")), "is on device meta"),
         (lambda: parts(model=nn.LazyLinear(2)), "lazy"),

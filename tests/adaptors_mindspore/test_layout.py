@@ -294,8 +294,8 @@ def test_a_group_without_any_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt) as refused:
         find(tmp_path, GROUPS, high_availability=True)
     assert str(refused.value) == (
-        f"{tmp_path} has no step of which every group has a file; for step 1 of epoch 5, "
-        "ranks 1, 5 have none, and no other rank held the same state"
+        f"the checkpoints in {tmp_path} are complete for no step: for step 1 of epoch 5, "
+        "ranks 1, 5 have no usable file, and no other rank held the same state"
     )
 
 
@@ -303,7 +303,7 @@ def test_files_of_another_world_size_are_refused(tmp_path: Path) -> None:
     """When there are files of a rank that the job does not have, then the error says that the files
     are of another job."""
     save(tmp_path, WORLD, 5)
-    with pytest.raises(UsageError, match=r"rank_4 exists, but the job has 4 ranks, none of them 4"):
+    with pytest.raises(UsageError, match=r"rank_4, but this job has 4 ranks, none of them rank 4"):
         find(tmp_path, Sizes(dp=4, shards=2).replicas(), high_availability=True)
     os.mkdir(tmp_path / "rank_8")
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 5

@@ -315,9 +315,9 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
         (
             (HA, "--distributed-optimizer-no-replica"),
             {},
-            "--distributed-optimizer-no-replica asks for no copies, but without "
-            "--use-distributed-optimizer every rank of a data-parallel group has one: give both, "
-            "or neither",
+            "--distributed-optimizer-no-replica asks for no copies of the optimizer state, but "
+            "without --use-distributed-optimizer every rank of a data-parallel group has a copy: "
+            "give both options, or neither",
         ),
         (
             ("--enable-elastic-training",),
@@ -467,7 +467,7 @@ def test_master_parameters_in_parameter_memory_are_refused() -> None:
         (
             ("--distributed-optimizer-no-replica",),
             DISTRIBUTED,
-            "--enable-elastic-training needs copies, and",
+            "--enable-elastic-training needs copies of the optimizer state on other ranks, and",
         ),
         ((), {**DISTRIBUTED, "world_size": 1}, "with 1 ranks, data-parallel times"),
         (

@@ -198,7 +198,7 @@ def test_a_step_with_a_wrong_number_of_drawn_micro_batches_is_refused(calculate:
 @pytest.mark.parametrize(
     ("build", "chunks", "sentence"),
     [
-        (lambda _: [iter(()), iter(())], None, "has returned 2 iterators; expected is one"),
+        (lambda _: [iter(()), iter(())], None, "has returned 2 iterators, but one is expected"),
         (lambda _: [iter(())], 2, "has returned 1 iterators; expected are 2"),
         (lambda _: iter(()), 2, "has returned one iterator; expected are 2"),
     ],
@@ -227,7 +227,7 @@ def test_a_micro_batch_drawn_outside_a_step_is_refused(calculate: Calculate) -> 
 def test_the_position_of_another_object_is_refused(calculate: Calculate) -> None:
     """When a restored position was captured from another object, then the error names that object's
     type."""
-    with pytest.raises(MalformedMessage, match="the data position contains epoch;"):
+    with pytest.raises(MalformedMessage, match="the saved data position contains epoch, but"):
         Data(from_there).load_state_dict({"epoch": 3})
 
 

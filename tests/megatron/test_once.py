@@ -159,7 +159,8 @@ def test_objects_that_cannot_be_recovered_are_refused_by_enable(once: Once) -> N
     assert scheduler.startswith("this optimizer has a scheduler (OptimizerParamScheduler)")
     assert (
         position
-        == "data must have state_dict() and load_state_dict(); a Namespace does not have them"
+        == "the object data must have the methods state_dict() and load_state_dict(), which a "
+        "Namespace does not have"
     )
 
 

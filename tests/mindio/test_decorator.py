@@ -259,7 +259,10 @@ def test_a_replacement_that_repeats_arf_finish_ends_with_a_message(tmp_path: Pat
     process ends with a message, and after several of them the job ends with a last checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], ready="always")
     assert outcome.codes == [3], outcome.output
-    assert "RS_PREREPAIR_FINISH was reported before, and this rank already trains" in outcome.output
+    assert (
+        "RS_PREREPAIR_FINISH was reported a second time, but this rank already trains"
+        in outcome.output
+    )
 
 
 @pytest.mark.soak

@@ -88,7 +88,7 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_wait_repair_action"], 0),
     # only a replacement reports that it is ready, and only once
     (["tft_report_error", [6]], None),
-    (["tft_report_error", [6]], "was reported before, and this rank already trains"),
+    (["tft_report_error", [6]], "was reported a second time, but this rank already trains"),
     (["tft_destroy_processor"], None),
     (["tft_destroy_processor"], None),
     (["tft_start_updating_os"], "all ranks have trained to the end"),
@@ -260,8 +260,8 @@ def test_a_missing_repair_function_leads_to_a_last_checkpoint(tmp_path: Path) ->
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["repair"])
     assert outcome.codes == [3], outcome.output
     assert (
-        "rank 1 needs group0.0.0 from another rank, but the program has registered no repair "
-        "function" in came_of(outcome)
+        "rank 1 needs the shard group0.0.0 from another rank, but the training script has "
+        "registered no function that transfers state" in came_of(outcome)
     )
     assert [call["step"] for _, call in outcome.called("save")] == [3]
     survivors = [call["ranks"] for rank, call in outcome.called("rebuild") if rank == 0]
@@ -275,7 +275,7 @@ def test_a_missing_save_function_is_reported_at_the_end(tmp_path: Path) -> None:
     as with MindIO."""
     outcome = run(tmp_path, [1, 4, "loop", "ValueError"], without=["save_ckpt"])
     assert outcome.codes == [4], outcome.output
-    assert "has registered no save function" in came_of(outcome)
+    assert "has registered no function that saves it" in came_of(outcome)
 
 
 @pytest.mark.soak
@@ -344,7 +344,7 @@ def test_a_rank_whose_clean_function_fails_gets_a_new_process(tmp_path: Path) ->
     outcome = run(tmp_path, [1, 4, "loop", "HCCL OP RETRY FAILED"], clean={"1": 1})
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
-    assert "clean function returned 1: it could not clean" in came_of(outcome)
+    assert "clean function that the training script has registered returned 1" in came_of(outcome)
 
 
 # ---------------------------------------------------------------- steps and pauses

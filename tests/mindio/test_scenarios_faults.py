@@ -202,7 +202,7 @@ def test_all_ranks_load_when_the_only_holder_of_state_is_replaced(tmp_path: Path
     ("finds", "why"),
     [
         ({"2": 2}, "rank 2 has found a checkpoint of step 2, rank 0 one of step 4"),
-        ({"2": 0}, "its step is not known: call tft_report_load_ckpt_step"),
+        ({"2": 0}, "did not say of which step: call tft_report_load_ckpt_step"),
     ],
 )
 def test_ranks_that_load_different_checkpoints_do_not_train_on(

@@ -157,7 +157,7 @@ def _without(at: Path) -> str:
 NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
     "expired": (
         lambda at: told(at, sign("r", AUTHORITY, begins=NOW - 9 * DAY, ends=NOW - DAY), AUTHORITY),
-        "has expired: it was valid until",
+        "has expired: replace the file; the certificate was valid until",
     ),
     "not yet": (
         lambda at: told(at, sign("r", AUTHORITY, begins=NOW + DAY), AUTHORITY),
@@ -189,7 +189,7 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "another's key": (
         lambda at: told(at, Signed(sign("x").key, MINE.certificate), AUTHORITY),
-        "tlsPk of tls_info does not match",
+        "tlsPk of tls_info does not belong to the certificate",
     ),
     "revoked": (
         lambda at: told(
@@ -266,8 +266,14 @@ def test_the_programs_function_decrypts_the_password(tmp_path: Path) -> None:
     ("decrypt", "sentence"),
     [
         (lambda cipher: cipher[100], "has failed: IndexError"),
-        (lambda cipher: b"secret", "must return a string that is shorter than twice the length"),
-        (lambda cipher: cipher * 2, "must return a string that is shorter than twice the length"),
+        (
+            lambda cipher: b"secret",
+            "must return the password as a string that is shorter than twice the length",
+        ),
+        (
+            lambda cipher: cipher * 2,
+            "must return the password as a string that is shorter than twice the length",
+        ),
         (lambda cipher: "wrong", "or its password is wrong"),
     ],
     ids=["it fails", "no text", "too long", "wrong"],

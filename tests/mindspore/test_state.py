@@ -340,12 +340,21 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
     ("more", "words"),
     [
         ({"modle": 1}, "was given modle"),
-        ({"model": object()}, r"model must be a mindspore\.nn\.Cell"),
-        ({"optimizer": nn.ReLU()}, "optimizer must be an optimizer of MindSpore, not"),
-        ({"data": object()}, r"data must have state_dict"),
-        ({"scheduler": object()}, r"scheduler must have state_dict"),
-        ({"others": {"average": 3}}, r"others\['average'\] must have state_dict"),
-        ({"rng": ("torch",)}, "rng does not know torch"),
+        ({"model": object()}, r"model given to session\.adopt must be a mindspore\.nn\.Cell"),
+        (
+            {"optimizer": nn.ReLU()},
+            "optimizer given to session.adopt must be an optimizer of MindSpore, not",
+        ),
+        ({"data": object()}, r"data given to session\.adopt must have the methods state_dict"),
+        (
+            {"scheduler": object()},
+            r"scheduler given to session\.adopt must have the methods state_dict",
+        ),
+        (
+            {"others": {"average": 3}},
+            r"others\['average'\] given to session\.adopt must have the methods state_dict",
+        ),
+        ({"rng": ("torch",)}, "rng has the unknown names torch"),
         ({"shards": {"dense": Part(names=["0.weight"], ranks=(0,))}}, "name must not be 'dense'"),
         ({"shards": {"x": ["0.weight"]}}, r"must be a tft_mindspore\.Part"),
         (
@@ -355,7 +364,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
         ({"elsewhere": ["9.weight"]}, "neither model nor optimizer has"),
         (
             {"shards": {"x": Part(names=["0.weight"], ranks=(0,))}, "elsewhere": ["0.weight"]},
-            "can be in only one of them",
+            "name each parameter in only one of them",
         ),
     ],
 )

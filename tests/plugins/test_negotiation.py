@@ -169,7 +169,11 @@ def test_job_fails_when_the_scheduler_chooses_an_unoffered_strategy() -> None:
     talk = agreeable("upgrade")
     talk.job.fault(2, "memory")
     talk.settle()
-    assert talk.news()[3] == ("result", 499, "upgrade was not offered", {2: MEMORY}, "upgrade")
+    why = (
+        "the cluster has chosen the recovery strategy upgrade, which is not among those that the "
+        "controller has offered"
+    )
+    assert talk.news()[3] == ("result", 499, why, {2: MEMORY}, "upgrade")
     assert talk.job.over is not None
     assert talk.job.over.result == "failed"
     assert talk.job.orders(Save) == []

@@ -28,8 +28,9 @@ def announce(program: Program) -> None:
 def _program() -> Program:
     if not _programs:
         raise UsageError(
-            "the adaptor `mindio` is for programs that use mindio_ttp: call tft_init_processor and "
-            "tft_start_processor first"
+            "the adaptor `mindio` is for training scripts that use the package mindio_ttp, but "
+            "this script has not joined the job: call tft_init_processor and tft_start_processor "
+            "first"
         )
     return _programs[0]
 
@@ -63,8 +64,9 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: objects of any class
     if parts.get("program") is not _program():
         raise UsageError(
-            "the adaptor `mindio` takes no objects: the state is kept by the functions that the "
-            "program registers"
+            "session.adopt was called, but the adaptor `mindio` takes no objects: save and restore "
+            "the state in functions that the script registers with mindio_ttp, such as "
+            "tft_register_save_ckpt_handler"
         )
 
 

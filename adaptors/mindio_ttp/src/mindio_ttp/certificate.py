@@ -67,15 +67,21 @@ class Identity:
         now = datetime.now(UTC)
         if now < mine.not_valid_before_utc:
             raise Refused(
-                f"{self.certificate} is not valid yet; it is valid from {mine.not_valid_before_utc}"
+                f"the certificate of this process, {self.certificate}, is not valid yet: check the "
+                "clock of this machine, or use a certificate that is valid now; this one is valid "
+                f"from {mine.not_valid_before_utc}"
             )
         if now > mine.not_valid_after_utc:
             raise Refused(
-                f"{self.certificate} has expired: it was valid until {mine.not_valid_after_utc}"
+                f"the certificate of this process, {self.certificate}, has expired: replace the "
+                f"file; the certificate was valid until {mine.not_valid_after_utc}"
             )
         _check_length(self.certificate, mine)
         if _public(mine) != key.public:
-            raise Refused(f"tlsPk of tls_info does not match {self.certificate}")
+            raise Refused(
+                "the private key in tlsPk of tls_info does not belong to the certificate "
+                f"{self.certificate}: give the key with which the certificate was made"
+            )
         trusted = [each for path in self.trusted for each in _certificates(path)]
         chain = _chain(self.certificate, mine, trusted, now)
         self._check_not_revoked(chain, now)
@@ -88,7 +94,10 @@ class Identity:
             try:
                 revoked = x509.load_pem_x509_crl(path.read_bytes())
             except ValueError as wrong:
-                raise Refused(f"{path} contains no list of revoked certificates: {wrong}") from None
+                raise Refused(
+                    f"the file {path} contains no list of revoked certificates (CRL) that can be "
+                    f"read: {wrong}"
+                ) from None
             if revoked.next_update_utc is not None and revoked.next_update_utc < now:
                 log.warning(
                     "revocations_out_of_date", file=str(path), since=revoked.next_update_utc
@@ -101,7 +110,9 @@ class Identity:
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
                     raise Refused(
-                        f"{path} revokes {self.certificate} or a certificate that has signed it"
+                        f"the list of revoked certificates {path} names the certificate of this "
+                        f"process, {self.certificate}, or a certificate that has signed it: use a "
+                        "certificate that is not revoked"
                     )
 
 
@@ -152,7 +163,9 @@ def _certificates(path: Path) -> Sequence["Certificate"]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError as wrong:
-        raise Refused(f"{path} contains no certificate: {wrong}") from None
+        raise Refused(
+            f"the file {path} contains no certificate that can be read: {wrong}"
+        ) from None
 
 
 def _public(certificate: "Certificate") -> bytes:

@@ -125,8 +125,8 @@ class Patterns:
             name = handle(text)
             if name not in self.types:
                 raise KeyError(
-                    f"the handler of {pattern!r} has returned {name!r}; expected is one of "
-                    f"{', '.join(sorted(self.types))}"
+                    f"the handler of {pattern!r} has returned {name!r}; the name of a fault type "
+                    f"is expected, one of {', '.join(sorted(self.types))}"
                 )
             if name in self.guarded and not repairs:
                 break

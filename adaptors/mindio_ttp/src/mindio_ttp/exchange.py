@@ -167,7 +167,8 @@ class Gathering:
             answer = line.readline()
         if not answer:
             raise ConnectionError(
-                "the hub of the job has ended, so this rank no longer waits for the other ranks"
+                "the hub of the job, a process through which the ranks exchange facts, has closed "
+                "the connection, so this rank no longer waits for the other ranks"
             )
         return dict(json.loads(answer)["gathered"])
 
@@ -202,8 +203,9 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
         own = token_of(host, port)
         if not own:
             raise ConnectionError(
-                f"no hub of this job answers at {host}:{port}: a program must not set MASTER_ADDR "
-                "or MASTER_PORT before tft_start_processor"
+                "no hub of this job (a process that the agent starts, through which the ranks "
+                f"exchange facts) answers at {host}:{port}: the training script must not set "
+                "MASTER_ADDR or MASTER_PORT before it calls tft_start_processor"
             )
         beside = directory / f".{_HUB}{secrets.token_hex(8)}"
         beside.write_text(f"{host} {port} {own}")

@@ -39,8 +39,8 @@ def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
     session = processor.session
     if session.adaptor != adaptor:
         raise Refused(
-            f"the job was started with --adaptor {session.adaptor}, but this program needs "
-            f"--adaptor {adaptor}: start it with that adaptor"
+            f"the job was started with --adaptor {session.adaptor}, but the training script needs "
+            f"--adaptor {adaptor}: give this option to `tft run`"
         )
     return session
 
@@ -115,7 +115,8 @@ def save(step: int, ranks: Sequence[int]) -> None:
     """
     if not processor.handlers.has("save_ckpt"):
         raise OrderRefused(
-            "the program has registered no save function: call tft_register_save_ckpt_handler"
+            "the state cannot be saved, because the training script has registered no function "
+            "that saves it: call tft_register_save_ckpt_handler"
         )
     info: list[dict[str, Any]] = [{"type": 0, "ranks": list(ranks)}]
     processor.handlers.call("save_ckpt", step, info, processor.program.args)

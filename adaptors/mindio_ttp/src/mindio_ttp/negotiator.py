@@ -446,7 +446,10 @@ class Negotiator:
         if not self.wanted:
             return Advice(wait=WAIT, why="the cluster has not chosen a strategy yet")
         if self.wanted not in possible:
-            why = f"{self.wanted} was not offered"
+            why = (
+                f"the cluster has chosen the recovery strategy {self.wanted}, which is not among "
+                "those that the controller has offered"
+            )
             self._hear("result", NOTHING_LEFT, why, self.faults, self.wanted)
             return Advice(strategy="exit", why=why)
         self.followed, self.wanted = self.wanted, ""

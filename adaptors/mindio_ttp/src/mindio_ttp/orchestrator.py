@@ -80,7 +80,10 @@ class Orchestrator:
         Raises `Refused` if the method was called before and `destroy` was not called since.
         """
         if self._rank is not None:
-            raise Refused("tft_init_controller was already called in this process")
+            raise Refused(
+                "tft_init_controller was already called in this process: call it once, or call "
+                "tft_destroy_controller before the second call"
+            )
         self._rank, self.world = rank, world
 
     def start(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
@@ -95,7 +98,10 @@ class Orchestrator:
         Raises `Refused` if `init` was not called, or if the process cannot connect to a controller.
         """
         if self._rank is None:
-            raise Refused("tft_start_controller: call tft_init_controller first")
+            raise Refused(
+                "tft_start_controller was called before tft_init_controller: call "
+                "tft_init_controller first"
+            )
         if self._started:
             return
         self._started = True

@@ -49,12 +49,15 @@ def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
         for shard, step in said["needs"]:
             sources = [rank for rank, other in told.items() if [shard, step] in other["offers"]]
             if not sources:
-                raise OrderRefused(f"no rank offers {shard} of step {step} to rank {destination}")
+                raise OrderRefused(
+                    f"rank {destination} needs the shard {shard} of step {step}, but no rank has a "
+                    "copy of this shard at this step"
+                )
             source = min(sources, key=lambda rank: (rank - destination) % world)
             if told[source]["needs"]:
                 raise OrderRefused(
-                    f"rank {source} is to send {shard} to rank {destination}, but needs state "
-                    "itself"
+                    f"rank {source} is to send the shard {shard} to rank {destination}, but rank "
+                    f"{source} itself needs state from another rank"
                 )
             kind = int(shard.removeprefix("group").partition(".")[0])
             found.append(Unit(type=kind, source=source, destination=destination, step=step))

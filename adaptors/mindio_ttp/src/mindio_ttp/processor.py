@@ -301,7 +301,10 @@ class Processor:
         program = self.program
         checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
         if rank != program.rank:
-            raise Refused(f"{replicas.CALL}: this process is rank {program.rank}, not {rank}")
+            raise Refused(
+                f"{replicas.CALL}: the argument rank is {rank}, but this process is rank "
+                f"{program.rank}: give the rank of this process"
+            )
         groups = replicas.read(
             rank,
             program.world,
@@ -313,8 +316,8 @@ class Processor:
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
-                f"{replicas.CALL}: training has already begun with other groups; set the groups "
-                "before the first update"
+                f"{replicas.CALL}: training has already begun with other groups of ranks that hold "
+                "the same state: call this function before the first update of the parameters"
             )
         program.groups = groups
 
@@ -505,10 +508,10 @@ class Processor:
         program = self.program
         if not program.step_is_known:
             raise Refused(
-                f"{call}: all ranks were set to the end of step {program.repaired_to}, but this "
-                "program does not know that, so its data would belong to another step: register a "
-                "function with tft_register_rollback_handler, or call tft_get_repair_step before "
-                "training continues"
+                f"{call}: after a fault, tft has set all ranks back to the end of step "
+                f"{program.repaired_to}, but the training script was not told, so it would read "
+                "the data of another step: register a function with tft_register_rollback_handler, "
+                "or call tft_get_repair_step before training continues"
             )
 
     def _force_stop(self) -> RuntimeError:
@@ -571,9 +574,10 @@ class Processor:
         """
         if self._inside and self._said_ready:
             raise Refused(
-                f"tft_report_error: {state.name} was reported before, and this rank already "
-                "trains. A process that replaces another one reports it once. tft_is_reboot_node "
-                "stays True, so the program must remember that it has reported"
+                f"tft_report_error: {state.name} was reported a second time, but this rank already "
+                f"trains. A process that replaces a failed process reports {state.name} once. "
+                "tft_is_reboot_node stays True after that, so the script must remember that it has "
+                "reported"
             )
         self._said_ready = True
         self._begin()
@@ -671,9 +675,10 @@ class Processor:
             if self.session.step < trained:
                 raise Refused(
                     "tft_destroy_processor: all ranks continue from the end of step "
-                    f"{self.program.repaired_to} after an incident, and this rank has left its "
-                    "loop. Let the process end; it is replaced. A function under "
-                    "tft_exception_handler is called again"
+                    f"{self.program.repaired_to} after an incident, but this rank has left its "
+                    "training loop and cannot go back. Let the process end: tft replaces the "
+                    "process. Or decorate the training function with tft_exception_handler, which "
+                    "calls the function again"
                 )
 
     @property

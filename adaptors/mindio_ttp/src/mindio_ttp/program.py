@@ -233,9 +233,10 @@ class Program:
         """
         if self.base is None:
             raise OrderRefused(
-                "this program has not completed a step since it was started, so tft does not know "
-                "its step, and cannot repair or save its state yet. If the program continues from "
-                "a checkpoint, call tft_report_load_ckpt_step with the step of the checkpoint"
+                "the training script has not completed a step since it was started, so tft does "
+                "not know at which step the script is, and cannot repair or save the state yet. If "
+                "the script continues from a checkpoint, call tft_report_load_ckpt_step with the "
+                "step of the checkpoint"
             )
         return step + self.base
 
@@ -292,8 +293,8 @@ class Program:
         """
         if not self.fresh:
             raise OrderRefused(
-                "a program for MindIO loads its checkpoints itself when it starts: it cannot load "
-                "one while it runs"
+                "tft wants this rank to load a checkpoint now, but a training script for MindIO "
+                "loads checkpoints itself when it starts, and cannot load one while it runs"
             )
 
     # ---------------------------------------------------------------- out of the loop
@@ -432,9 +433,10 @@ class Program:
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
                 raise OrderRefused(
-                    "the program already continues with fewer ranks, and its function for that can "
-                    "be called only once, because MindSpeed-LLM's function counts from the groups "
-                    "that it has formed"
+                    "the job already continues with fewer ranks and cannot give up ranks again: "
+                    "the script's function for this can be called only once, because "
+                    "MindSpeed-LLM's function counts from the process groups that it formed the "
+                    "first time"
                 )
             self._with_fewer = True
             left = [rank for rank in self.groups[0].ranks if rank in members]
@@ -459,7 +461,8 @@ class Program:
                     raise OrderRefused(
                         f"rank {rank} would leave together with ranks {each['column']}, but rank "
                         f"{peer} would leave together with {joined[peer]['column']}: with "
-                        "enable_zit all groups must have the same layout"
+                        "enable_zit=True, the groups of ranks that hold the same state must have "
+                        "the same layout everywhere"
                     )
         why = agreed_base({rank: each["base"] for rank, each in joined.items()})
         if why:
@@ -486,7 +489,8 @@ class Program:
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
             raise OrderRefused(
-                f"the program's clean function returned {result!r}: it could not clean"
+                f"the clean function that the training script has registered returned {result!r}, "
+                "which means that it could not clean up after the fault; 0 and 2 mean success"
             )
         device.release_memory()  # make room for state from other ranks
         self._stopped = False
@@ -584,8 +588,9 @@ class Program:
             return False
         if self._scaled != "out" and not self.handlers.has("repair"):
             raise OrderRefused(
-                f"rank {self.rank} needs {shard} from another rank, but the program has registered "
-                "no repair function: call tft_register_repair_handler"
+                f"rank {self.rank} needs the shard {shard} from another rank, but the training "
+                "script has registered no function that transfers state: call "
+                "tft_register_repair_handler"
             )
         self._needs[shard] = step
         return True
@@ -642,14 +647,15 @@ class Program:
         """
         if self.loaded is None:
             raise OrderRefused(
-                "the program's repair function has loaded a checkpoint, and its step is not "
-                "known: call tft_report_load_ckpt_step"
+                "the script's repair function has loaded a checkpoint, but did not say of which "
+                "step: call tft_report_load_ckpt_step in that function"
             )
         first = self.program_step(0)
         if self.loaded < first:
             raise OrderRefused(
-                f"the program has loaded a checkpoint of step {self.loaded}, but it began this job "
-                f"at step {first}, and tft cannot go back beyond the beginning of the job"
+                f"the script's repair function has loaded a checkpoint of step {self.loaded}, but "
+                f"this job began at step {first}, and tft cannot go back to a step before the "
+                f"beginning of the job: load a checkpoint of step {first} or later"
             )
         return self.loaded - first
 
@@ -705,7 +711,8 @@ class Program:
             return [name]
         if not self.handlers.has("save_ckpt"):
             raise OrderRefused(
-                "the program has registered no save function: call tft_register_save_ckpt_handler"
+                "the state cannot be saved, because the training script has registered no function "
+                "that saves it: call tft_register_save_ckpt_handler"
             )
         self._void.clear()
         self.repair_type = "dump"

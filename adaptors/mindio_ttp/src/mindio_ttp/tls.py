@@ -105,12 +105,13 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
         said = decrypt(cipher)
     except Exception as error:
         raise Refused(
-            f"the decrypt function of the program has failed: {type(error).__name__}: {error}"
+            "the decrypt function of the training script (for tlsPkPwd of tls_info) has failed: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(said, str) or len(said) >= 2 * len(cipher):
         raise Refused(
-            "the decrypt function of the program must return a string that is shorter than twice "
-            "the length of tlsPkPwd"
+            "the decrypt function of the training script must return the password as a string that "
+            "is shorter than twice the length of tlsPkPwd"
         )
     return said
 
