@@ -9,7 +9,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from tests.e2e.jobs import Job, identical, job, run
 KILLS = 1000
 EVERY = 6
 """The steps between two kills, on average."""
-STEPS = (KILLS + 2) * EVERY
 WORLD = 4
 SPARED = 0
 """The rank that is never killed, so that its memory can be watched."""
@@ -61,15 +60,17 @@ def wait_for(running: Job, step: int) -> None:
         time.sleep(0.003)
 
 
-def moments(draw: random.Random) -> Iterator[tuple[int, float, int]]:
+def moments(draw: random.Random) -> list[tuple[int, float, int]]:
     """
-    Yield for each kill the step after whose beginning it comes, the seconds after that, and the
+    Return for each kill the step after whose beginning it comes, the seconds after that, and the
     rank.
     """
-    step = EVERY
+    victims = [rank for rank in range(WORLD) if rank != SPARED]
+    found, step = [], EVERY
     for _ in range(KILLS):
-        yield step, draw.uniform(0, STEP), draw.choice([r for r in range(WORLD) if r != SPARED])
+        found.append((step, draw.uniform(0, STEP), draw.choice(victims)))
         step += draw.randint(1, 2 * EVERY - 1)
+    return found
 
 
 def sizes(running: Job) -> dict[str, dict[str, float]]:
@@ -94,13 +95,15 @@ def sizes(running: Job) -> dict[str, dict[str, float]]:
     return found
 
 
-def kill_all(running: Job, seed: int) -> list[dict[str, dict[str, float]]]:
+def kill_all(
+    running: Job, kills: Sequence[tuple[int, float, int]]
+) -> list[dict[str, dict[str, float]]]:
     """
-    Kill ranks at moments drawn with `seed`. Return the sizes of the lasting processes after each
-    tenth of the kills.
+    Kill ranks at these moments. Return the sizes of the lasting processes after each tenth of the
+    kills.
     """
     seen = []
-    for number, (step, after, rank) in enumerate(moments(random.Random(seed)), start=1):
+    for number, (step, after, rank) in enumerate(kills, start=1):
         wait_for(running, step)
         time.sleep(after)
         with suppress(ProcessLookupError):
@@ -124,12 +127,14 @@ def test_a_job_survives_a_thousand_kills(tmp_path: Path) -> None:
     """When ranks are killed a thousand times, then the job completes as the undisturbed one does.
     It loses at most 1 % of its steps. Its last incidents take as long as the early ones, and
     processes that live through all of them do not grow."""
-    arguments = ("--steps", str(STEPS))
+    kills = moments(random.Random(7))
+    steps = kills[-1][0] + 2 * EVERY
+    arguments = ("--steps", str(steps))
     calm = run(tmp_path / "calm", arguments=arguments, limit=LIMIT)
     assert calm.code == 0, calm.output
     limits = ("--max-incidents", str(2 * KILLS), "--max-rank-faults", str(2 * KILLS))
     with job(tmp_path / "run", *limits, arguments=arguments) as running:
-        seen = kill_all(running, seed=7)
+        seen = kill_all(running, kills)
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output[-6000:]
     identical(outcome, calm)
@@ -138,12 +143,12 @@ def test_a_job_survives_a_thousand_kills(tmp_path: Path) -> None:
     early, late = statistics.median(totals[5:105]), statistics.median(totals[-100:])
     lost = sum(incident["steps_lost"] for incident in incidents)
     found = {
-        "incidents": len(incidents), "steps": STEPS, "steps_lost": lost, "sizes": seen,
+        "incidents": len(incidents), "steps": steps, "steps_lost": lost, "sizes": seen,
         "seconds, early": round(early, 3), "seconds, late": round(late, 3),
     }  # fmt: skip
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert len(incidents) > 0.9 * KILLS
-    assert lost <= 0.01 * STEPS
+    assert lost <= 0.01 * steps
     assert late <= 1.25 * early
     for name in seen[-1]:
         assert growth(seen, name, "memory") <= GROWTH * KILLS / 2, (name, seen)
