@@ -93,7 +93,7 @@ def test_copy_that_is_not_complete_is_not_known(held: Held) -> None:
     wait = backups.keep(1, shards(torch.ones(2)), HERE, sound=1, copies=2)
     assert held.begun.wait(20.0)
     assert backups.steps() == ()
-    with pytest.raises(OrderRefused, match="no copy of step 1"):
+    with pytest.raises(OrderRefused, match="no backup in host memory of step 1"):
         backups.give("dense", 1)
     held.go_on.set()
     assert wait is not None

@@ -136,7 +136,7 @@ def test_generators_of_another_number_of_devices_are_refused(module: Module) -> 
     it is refused."""
     model = nn.Linear(2, 2)
     plain = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, None)
-    with pytest.raises(OrderRefused, match="the generators of 0 devices, but this rank has"):
+    with pytest.raises(OrderRefused, match="the random generators of 0 devices, but this rank has"):
         on_second().rollback(plain.capture())
 
 

@@ -107,7 +107,8 @@ def test_an_unknown_state_name_of_a_user_function_raises_key_error(says: Any) ->
     mine = patterns()
     mine.add("MINE", S.RS_RETRY, lambda _: says)
     with pytest.raises(
-        KeyError, match=r"the handler of 'MINE' has returned .*; expected is one of ARF FINISH"
+        KeyError,
+        match=r"the handler of 'MINE' has returned .*; the name of a fault type is expected, one of ARF",
     ):
         mine.classify(RuntimeError("MINE"), repairs=True)
 
