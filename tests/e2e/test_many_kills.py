@@ -6,6 +6,7 @@ end are those of the undisturbed job, and late incidents take no more than early
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import time
@@ -30,6 +31,11 @@ STILL = 60.0
 """The time in seconds after which a job that trains no step counts as hanging."""
 GROWTH = 0.01
 """The most MB by which a process may grow in each incident of the second half."""
+LEFT = re.compile(rf"^\[rank {SPARED}\] .*group_left_behind.* groups=.*?(\d+)", re.MULTILINE)
+"""The warning of the spared rank that gloo's groups could not be freed: how many. Each of them keeps
+some threads and descriptors for half an hour (docs/explanation/limits.md)."""
+THREADS, FILES = 5, 8
+"""The most threads and descriptors that a group keeps."""
 
 
 def last_step(path: Path) -> int:
@@ -141,9 +147,10 @@ def test_a_job_survives_a_thousand_kills(tmp_path: Path) -> None:
     incidents = outcome.incidents
     totals = [incident["seconds"]["total"] for incident in incidents]
     early, late = statistics.median(totals[5:105]), statistics.median(totals[-100:])
+    left = sum(map(int, LEFT.findall(outcome.output)))
     lost = sum(incident["steps_lost"] for incident in incidents)
     found = {
-        "incidents": len(incidents), "steps": steps, "steps_lost": lost, "sizes": seen,
+        "incidents": len(incidents), "groups left": left, "steps": steps, "steps_lost": lost, "sizes": seen,
         "seconds, early": round(early, 3), "seconds, late": round(late, 3),
     }  # fmt: skip
     (tmp_path / "found.json").write_text(json.dumps(found))
@@ -151,6 +158,7 @@ def test_a_job_survives_a_thousand_kills(tmp_path: Path) -> None:
     assert lost <= 0.01 * steps
     assert late <= 1.25 * early
     for name in seen[-1]:
+        groups = left if name == f"rank-{SPARED}" else 0
         assert growth(seen, name, "memory") <= GROWTH * KILLS / 2, (name, seen)
-        assert growth(seen, name, "files") <= 4, (name, seen)
-        assert growth(seen, name, "threads") <= 4, (name, seen)
+        assert growth(seen, name, "files") <= 4 + FILES * groups, (name, seen)
+        assert growth(seen, name, "threads") <= 4 + THREADS * groups, (name, seen)
