@@ -331,7 +331,7 @@ def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
     """
     with _group_call(devices):
         for group in aborted:
-            with suppress(RuntimeError):  # the group may no longer exist
+            with suppress(RuntimeError):  # the process group may be destroyed already
                 group.abort()
 
 

@@ -73,7 +73,7 @@ class History:
         """
         if len(self._values) < WARM:
             return None
-        if self._fresh and value <= self._ordinary:  # this is so in nearly all steps
+        if self._fresh and value <= self._ordinary:  # an ordinary value, as in nearly all steps
             self._fresh -= 1
             return None
         known = sorted([each for _, each in self._values][-WINDOW:])

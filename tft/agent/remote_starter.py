@@ -96,7 +96,8 @@ class Elsewhere:
         """
         Begin to listen to the start program.
         """
-        self._channel.setblocking(False)  # a busy start program must not block the agent
+        # the start program reads from the other end: if it is busy, do not block
+        self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
     def close(self) -> None:

@@ -324,7 +324,8 @@ def check_plan(plan: Plan) -> None:
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
-        # the script is not checked, because another program starts the ranks with their script
+        # the start program starts the ranks with a script that this process does not know. So
+        # check the start program, and no script
         _check_starter(plan.starter)
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"the script {plan.script} does not exist")

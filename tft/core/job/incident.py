@@ -406,7 +406,8 @@ class Incident:
 
     def faulty(self) -> set[int]:
         """
-        Return the ranks that are at fault according to the causes of the incident (see `roots`).
+        Return the ranks that are at fault according to the causes of the incident (see the method
+        `roots`).
         """
         return {fault.rank for fault in self.roots() if fault.rank is not None}
 

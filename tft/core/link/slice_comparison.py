@@ -138,8 +138,8 @@ class SliceComparison:
     def resumed(self, attempt: Attempt, step: int, replicas: Replicas) -> None:
         """
         Restart the comparison, because the ranks of the job continue from the end of `step`, where
-        all copies were compared. `replicas` has the shards of these ranks. A second call with the
-        same `attempt` (incident and round) does nothing.
+        all copies were compared. `replicas` says which of these ranks hold which shard. A second
+        call with the same `attempt` (incident and round) does nothing.
         """
         if attempt == self._attempt:
             return

@@ -170,7 +170,8 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # after an answer, this process has taken the place of an earlier manager
+            # if the controller answers, it listens to this process from now on, and no longer to
+            # an earlier process that has called `tft_start_controller`
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
