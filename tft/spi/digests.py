@@ -51,16 +51,12 @@ def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dic
     size = 0
     for content in contents:
         batch.append(content)
-        size += _size(content[1])
+        size += content[1].size
         if size >= _BATCH:
             _add(found, batch)
             batch, size = [], 0
     _add(found, batch)
     return {part: digest.hexdigest() for part, digest in found.items()}
-
-
-def _size(buffer: Buffer | DeviceBuffer) -> int:
-    return buffer.size if isinstance(buffer, DeviceBuffer) else len(buffer.view)
 
 
 def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
@@ -70,7 +66,7 @@ def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
     pieces: list[_Piece] = []
     counts: list[int] = []
     for _, buffer in batch:
-        first, size = len(pieces), _size(buffer)
+        first, size = len(pieces), buffer.size
         pieces += [(buffer, at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)] or [
             (buffer, 0, 0)
         ]

@@ -25,6 +25,13 @@ class Buffer:
     """The bytes, as a flat view of format `B`. The view is writable if the buffer comes from
     `tft_take`."""
 
+    @property
+    def size(self) -> int:
+        """
+        The size in bytes.
+        """
+        return self.view.nbytes
+
 
 def _host_memory(size: int) -> memoryview:
     return memoryview(bytearray(size))

@@ -21,7 +21,7 @@ from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
 from tft.limits import no_thread
 from tft.protocol.messages import VERSION
 from tft.spi.types import ShardPayload
-from tft.transfer.staging import run_of, size_of
+from tft.transfer.staging import run_of
 from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
     FROM_CLIENT,
@@ -223,7 +223,7 @@ class ShardServer:
         run = run_of(answer.buffers)
         offer = ShardOffer(
             meta=answer.meta,
-            buffers=tuple((buffer.name, size_of(buffer)) for buffer in answer.buffers),
+            buffers=tuple((buffer.name, buffer.size) for buffer in answer.buffers),
         )
         key = fingerprint(offer)
         connection.settimeout(None)

@@ -45,13 +45,6 @@ def run_of(buffers: Sequence[Buffer | DeviceBuffer]) -> "Run | StagedRun":
     return StagedRun(buffers, on_device.host_memory)
 
 
-def size_of(buffer: Buffer | DeviceBuffer) -> int:
-    """
-    Return the size of a buffer in bytes.
-    """
-    return buffer.size if isinstance(buffer, DeviceBuffer) else buffer.view.nbytes
-
-
 class StagedRun:
     """
     The buffers of a shard as one sequence of bytes, which is copied to host memory in parts.

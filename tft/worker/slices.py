@@ -201,10 +201,8 @@ class Slices:
 
 
 def _list(content: SliceContent) -> _Listed:
-    sizes = (
-        each.size if isinstance(each, DeviceBuffer) else len(each.view) for each in content.buffers
-    )
-    return _Listed(content=content, offsets=[0, *accumulate(sizes)])
+    sizes = accumulate(each.size for each in content.buffers)
+    return _Listed(content=content, offsets=[0, *sizes])
 
 
 def _digest(head: bytes, pieces: Iterable[tuple[Buffer | DeviceBuffer, int, int]]) -> int:
