@@ -208,7 +208,7 @@ def test_a_shard_of_another_model_is_refused() -> None:
 
     with pytest.raises(
         OrderRefused,
-        match=r"0\.weight is Float32 \[16, 6\] in it, and Float32 \[8, 6\] on this rank",
+        match=r"0\.weight is Float32 \[16, 6\] in the shard, and Float32 \[8, 6\] on this rank",
     ):
         taker.take("dense", giver.give("dense").meta)
     assert taker.digests() == before
@@ -255,7 +255,9 @@ def test_an_unreadable_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"dense\.ckpt cannot be read"):
         small.load(tmp_path, "dense")
     Training(width=16).adopted().save(tmp_path, "dense", 1)
-    with pytest.raises(CheckpointCorrupt, match=r"no 0\.weight of type Float32 and shape \[8, 6\]"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"no parameter 0\.weight of type Float32 and shape \[8, 6\]"
+    ):
         small.load(tmp_path, "dense")
     (tmp_path / "dense.ckpt").chmod(0o600)
     (tmp_path / "dense.ckpt").write_bytes(b"no checkpoint")
