@@ -43,7 +43,7 @@ def calm(spared: frozenset[int]) -> int:
     The data of the events stays the same, because gloo finds the connection by it. This is why
     `select.epoll` cannot be used here: its `modify` replaces the data.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     changed = 0
     for loop in _loops():
         for watched, events, data in _watched(loop):

@@ -51,7 +51,7 @@ def measured(kills: int, broken: bool) -> dict[str, object]:
         for kill in range(kills + 1):
             wanted = kill * EVERY + EVERY // 2 + 1
             until(reached(running, wanted), f"step {wanted}", LIMIT)
-            samples.append([sample(running, rank) for rank in range(VICTIM)])
+            samples.append([sample(running, f"rank-{rank}") for rank in range(VICTIM)])
         outcome = running.end(LIMIT)
         if outcome.code:
             raise SystemExit(outcome.output)
@@ -75,11 +75,12 @@ def measured(kills: int, broken: bool) -> dict[str, object]:
     }
 
 
-def sample(running: Job, rank: int) -> Sample:
+def sample(running: Job, name: str) -> Sample:
     """
-    Return the memory in MB, the number of open files and the number of threads of a rank.
+    Return the memory in MB, the number of open files and the number of threads of a part of the
+    job, such as `rank-0`.
     """
-    process = Path("/proc", str(running.pid(f"rank-{rank}")))
+    process = Path("/proc", str(running.pid(name)))
     status = dict(
         line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line
     )

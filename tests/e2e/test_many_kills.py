@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.incident_growth import Sample, sample
 from tests.e2e.jobs import Job, identical, job, run
 
 KILLS = 1000
@@ -79,31 +80,16 @@ def moments(draw: random.Random) -> list[tuple[int, float, int]]:
     return found
 
 
-def sizes(running: Job) -> dict[str, dict[str, float]]:
+def sizes(running: Job) -> dict[str, Sample]:
     """
-    Return the memory in MB, the open files and the threads of the processes that live through the
-    whole job.
+    Return the sizes of the processes that live through the whole job.
     """
-    found = {}
-    for name in (f"rank-{SPARED}", "controller", "broker", "agent-0"):
-        path = running.run_dir / "pids" / f"{name}.pid"
-        if not path.exists():
-            continue
-        process = Path("/proc", path.read_text().strip())
-        status = dict(
-            row.split(":", 1) for row in (process / "status").read_text().splitlines() if ":" in row
-        )
-        found[name] = {
-            "memory": int(status["RssAnon"].split()[0]) / 1024,
-            "files": float(len(list((process / "fd").iterdir()))),
-            "threads": float(status["Threads"]),
-        }
-    return found
+    names = (f"rank-{SPARED}", "controller", "broker", "agent-0")
+    there = [name for name in names if (running.run_dir / "pids" / f"{name}.pid").exists()]
+    return {name: sample(running, name) for name in there}
 
 
-def kill_all(
-    running: Job, kills: Sequence[tuple[int, float, int]]
-) -> list[dict[str, dict[str, float]]]:
+def kill_all(running: Job, kills: Sequence[tuple[int, float, int]]) -> list[dict[str, Sample]]:
     """
     Kill ranks at these moments. Return the sizes of the lasting processes after each tenth of the
     kills.
@@ -120,7 +106,7 @@ def kill_all(
     return seen
 
 
-def growth(seen: Sequence[dict[str, dict[str, float]]], name: str, what: str) -> float:
+def growth(seen: Sequence[dict[str, Sample]], name: str, what: str) -> float:
     """
     Return by how much a process has grown between the middle of the job and its end.
     """
