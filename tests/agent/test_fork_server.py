@@ -18,7 +18,6 @@ import pytest
 
 from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
 from tft.protocol.messages import EndNode, Exited, Spawned, StoreOpened
-from tft.stopped import is_stopped
 
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -253,14 +252,12 @@ async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: 
 
 
 async def test_process_that_was_forked_in_advance_and_stopped_is_not_used(stage: Stage) -> None:
-    """When the process that was forked in advance is stopped, then it is ended, and another one
-    becomes the next incarnation of the rank."""
+    """When the process that was forked in advance is stopped, then the agent kills it with one of
+    its next beats, and another one becomes the next incarnation of the rank."""
     _, waiting = await _agent_with_waiting(stage)
     os.kill(waiting, signal.SIGSTOP)
-    while not is_stopped(waiting):
-        await stage.beat()
-    spawned = await _next_incarnation(stage)
     await gone(waiting)
+    spawned = await _next_incarnation(stage)
 
     assert spawned.pid != waiting
     assert _forked(stage)
