@@ -10,8 +10,9 @@ from tft.errors import JobEnded, TftError
 
 if TYPE_CHECKING:
     from tft.spi.faults import TrainingFault
+    from tft.worker.joining import init
     from tft.worker.launchers import Launcher
-    from tft.worker.session import Session, init
+    from tft.worker.session import Session
 
 __all__ = ["JobEnded", "Launcher", "Session", "TftError", "TrainingFault", "init"]
 
@@ -22,10 +23,14 @@ def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no co
     when the attribute is first used. So processes that import `tft` and need no code for training
     scripts, such as the broker, start faster.
     """
-    if name in ("Session", "init"):
-        from tft.worker import session
+    if name == "init":
+        from tft.worker.joining import init
 
-        return getattr(session, name)
+        return init
+    if name == "Session":
+        from tft.worker.session import Session
+
+        return Session
     if name == "Launcher":
         from tft.worker.launchers import Launcher
 

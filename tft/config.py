@@ -81,6 +81,10 @@ class JobSettings:
     backup_every: int = 0
     """The number of steps between two copies of a rank's state in host memory. 0: no such copies
     are made."""
+    warm_ranks: int = 0
+    """The number of warm processes of each node. A warm process has run the script up to the first
+    use of the session, and takes the place of a lost rank at once. It needs memory for its imports
+    and its model. 0: no warm processes are kept."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: no periodic checkpoints are
     written."""

@@ -16,6 +16,11 @@ from typing import Literal
 READY = b"ready"
 """The message with which a fork server tells its agent that it is ready. A fork server that cannot
 fork safely sends a sentence with the reason instead."""
+WAITING = b"waiting"
+"""The message with which a warm process tells its agent that the script waits for a rank."""
+WARM = "--warm"
+"""The option of `tft.worker.launch` for a warm process, before the number of the socket through
+which the process gets its rank."""
 ANOTHER = b"another"
 """The message with which the agent asks a fork server to fork a process. The new process itself
 answers the agent (see `introduce`)."""
@@ -24,17 +29,19 @@ answers the agent (see `introduce`)."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedTask:
     """
-    The task of a forked process: to run the script of a rank, or to run a rendezvous store.
+    The task of a forked process: to run the script of a rank, to run a rendezvous store, or to be a
+    warm process. A warm process runs the script until it needs a rank. It then gets a second task
+    through the same socket: to be that rank.
 
     The file descriptors in this object are valid only in the process that has the object. When a
     task is sent to another process, the received object has other descriptor numbers, which refer
     to the same files.
     """
 
-    work: Literal["rank", "store"]
+    work: Literal["rank", "store", "warm"]
     arguments: tuple[str, ...]
-    """For a rank: the script and its arguments. For a rendezvous store: the adaptor and the host.
-    """
+    """For a rank or a warm process: the script and its arguments. For a rendezvous store: the
+    adaptor and the host."""
     environment: dict[str, str]
     """The complete environment of the forked process, except for the variables that contain the
     numbers of `descriptors`. The forked process adds these, because only it knows the numbers."""
@@ -44,7 +51,7 @@ class ForkedTask:
     """For a rank: the descriptors of its shared memory (`RankSettings.page`) and of the file for
     the stacks of its threads (`LaunchSettings.words`). If the job has several nodes, also the
     descriptor of the pipe that wakes the agent (`RankSettings.bell`). For a rendezvous store: the
-    descriptor of the pipe into which the store writes its port."""
+    descriptor of the pipe into which the store writes its port. For a warm process: none."""
 
 
 def introduce(door: socket.socket) -> socket.socket:

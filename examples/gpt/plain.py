@@ -24,12 +24,12 @@ size = SIZES[args.size]
 text = load_corpus()
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
 
 torch.manual_seed(args.seed)  # the same weights on every rank
 model = GPT(size)
 optimizer = make_optimizer(model)
 scheduler = make_scheduler(optimizer, args.steps)
+rank = dist.get_rank()
 data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=rank)
 record = Record(args.out, rank)
 torch.manual_seed(1000 * args.seed + rank)  # but its own dropout on each

@@ -24,12 +24,12 @@ size = SIZES[args.size]
 text = load_corpus()
 
 session = tft.init()
-rank = session.rank
 
 torch.manual_seed(args.seed)  # the same weights on every rank
 model = GPT(size)
 optimizer = make_optimizer(model)
 scheduler = make_scheduler(optimizer, args.steps)
+rank = session.rank
 data = Batches(text, batch=size.batch, context=size.context, seed=args.seed, rank=rank)
 record = Record(session.run_dir, rank)
 torch.manual_seed(1000 * args.seed + rank)  # but its own dropout on each

@@ -54,8 +54,8 @@ class Batches:
 
 session = tft.init()
 network = toynet.Network(8, 64, 4, seed=0)  # the same parameters on every rank
-network.generator = np.random.default_rng([1, session.rank])  # but its own dropout on each
 optimizer = toynet.Momentum(network.parameters)
+network.generator = np.random.default_rng([1, session.rank])  # but its own dropout on each
 data = Batches(session.rank)
 session.adopt(
     model=network, optimizer=optimizer, data=data, wrap=lambda: toynet.Replicated(network)

@@ -24,12 +24,12 @@ args = arguments(steps=30)
 ACCUMULATION = 2
 
 session = tft.init()
-rank, world = session.rank, session.world
 torch.set_num_threads(1)
 torch.manual_seed(1337)
 model = Decoder()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10)
+rank, world = session.rank, session.world
 torch.manual_seed(1337 + rank)
 
 

@@ -21,13 +21,13 @@ import tft
 args = arguments(steps=30)
 
 session = tft.init()
-rank, world = session.rank, session.world
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = classifier()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+rank, world = session.rank, session.world
 torch.manual_seed(rank)
 images = Images(160, augment=True)
 sampler: DistributedSampler[Any] = DistributedSampler(images, world, rank)

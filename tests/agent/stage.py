@@ -142,8 +142,10 @@ class Stage:
         adaptor: str = "staged",
         stdout: int | None = None,
         backup_every: int = 0,
+        warm_ranks: int = 0,
         nnodes: int = 1,
         node: int = 0,
+        spare: int = 0,
         **environment: str,
     ) -> "subprocess.Popen[bytes]":
         """
@@ -160,9 +162,11 @@ class Stage:
                 "adaptor": adaptor,
                 "nproc_per_node": nproc,
                 "backup_every": backup_every,
+                "warm_ranks": warm_ranks,
                 "nnodes": nnodes,
             },
             "node": node,
+            "spare": spare,
             "script": str(self.tmp / "script.py"),
             "arguments": arguments or self.arguments,
             "host": "127.0.0.1",

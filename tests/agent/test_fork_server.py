@@ -364,7 +364,7 @@ def _forked(stage: Stage) -> bool:
     """
     Return whether all ranks that the agent has started so far were forked.
     """
-    return "forked=false" not in (stage.tmp / "err").read_text()
+    return "how=executed" not in (stage.tmp / "err").read_text()
 
 
 def _fork_server(stage: Stage) -> int:

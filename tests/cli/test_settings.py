@@ -30,6 +30,7 @@ jobs = st.builds(
     replace_nodes=st.booleans(),
     spread_savers=st.booleans(),
     skip_batch=st.booleans(),
+    warm_ranks=st.integers(),
     backup_every=st.integers(),
     checkpoint_every=st.integers(),
     checkpoint_dir=st.none() | words.map(Path),

@@ -50,6 +50,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: the options have different
         "replace_nodes": False,
         "spread_savers": False,
         "skip_batch": False,
+        "warm_ranks": 0,
         "backup_every": 0,
         "on_corruption": "majority",
         "checkpoint_every": 0,
@@ -171,6 +172,15 @@ def test_only_the_agent_inherits_the_socket_of_a_starter() -> None:
     assert agent[-4:] == ["--starter", str(made.inherited("agent-0")[0]), "mark", "none.py"]
 
 
+def test_warm_ranks_are_refused_if_another_program_starts_the_ranks() -> None:
+    """When another program starts the ranks, then warm processes are refused."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = make_plan(options(starter=(theirs.fileno(), "mark"), warm_ranks=1))
+        with pytest.raises(UsageError, match="--warm-ranks is only for jobs whose agents start"):
+            check_plan(made)
+
+
 def test_starter_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """When the file descriptor of a starter is a file and not a socket, then the plan is refused."""
     with (tmp_path / "file").open("w") as file:
@@ -252,6 +262,7 @@ def test_several_nodes_without_a_common_run_directory_are_refused() -> None:
             "--on-corruption must be one of majority, end, continue, not ask",
         ),
         ({"audit": "on"}, "--audit must be first, strict or off, not on"),
+        ({"warm_ranks": -1}, "--warm-ranks must be at least 0, not -1"),
         ({"backup_every": -1}, "--backup-every must be at least 0, not -1"),
         ({"keep_checkpoints": -1}, "--keep-checkpoints must be at least 0, not -1"),
         ({"last_step": -1}, "--last-step must be at least 0, not -1"),

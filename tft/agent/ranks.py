@@ -23,6 +23,7 @@ from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
 from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
 from tft.agent.settings import AgentSettings, RankStart, rank_environment
+from tft.agent.warm_ranks import WarmProcess, WarmRanks
 from tft.clock import Clock
 from tft.config import descriptor_variables
 from tft.forked_task import ForkedTask
@@ -36,6 +37,11 @@ LAST_WORDS_LIMIT = 0.5
 """The time in seconds that a process gets to write the stacks of its threads before it is killed.
 On an idle machine, a process needs only milliseconds for this, even with a hundred threads."""
 
+
+_Ready = WarmProcess | ForkedProcess
+"""A process that waits for a rank."""
+_HOW = {WarmProcess: "warm", ForkedProcess: "forked", type(None): "executed"}
+"""For the log: how the process of a rank was started."""
 
 PARTS = 7
 """The number of extra beats with digests, about, in one cycle through all slices of a shard. A rank
@@ -180,6 +186,7 @@ class Ranks:
         self._gone = asyncio.Event()
         self._gone.set()
         self._fork_server = fork_server
+        self._warm = WarmRanks(settings, marker=marker, console=console, fork_server=fork_server)
         elsewhere = settings.starter
         self.bell: tuple[int, int] | None = None
         """The reading and the writing end of the pipe through which ranks wake the agent when they
@@ -309,6 +316,7 @@ class Ranks:
         self._leaving = True
         for rank_state in self._rank_states.values():
             rank_state.due = None
+        self._warm.stop()
         self._fork_server.stop()
 
     def end(self) -> None:
@@ -331,6 +339,7 @@ class Ranks:
         """
         for output in self._outputs:
             output.finish()
+        self._warm.close()
         self._fork_server.close()
         if self._elsewhere:
             self._elsewhere.close()
@@ -370,21 +379,27 @@ class Ranks:
         for rank_state in self._rank_states.values():
             if rank_state.due is None or rank_state.process is not None:
                 continue
-            if (forked := self._fork_server.take()) or not self._fork_server.hopeful:
-                self._start(rank_state, rank_state.due, self._store, forked)
+            ready = self._warm.take() or self._fork_server.take()
+            if ready or not self._fork_server.hopeful:
+                self._start(rank_state, rank_state.due, self._store, ready)
             else:
                 waiting += 1
         self._fork_server.want(waiting)
 
     def prepare_next(self) -> None:
         """
-        If all ranks of this node train, ask the fork server for a forked process that can replace
-        the next lost rank.
+        If all ranks of this node train, prepare for the loss of the next rank: start a warm process
+        if one is missing, and ask the fork server for a forked process. A node without ranks, which
+        takes over ranks of a lost node, prepares in the same way.
         """
         states = self._rank_states.values()
         there = [rank_state for rank_state in states if rank_state.process is not None]
         due = any(rank_state.due is not None for rank_state in states)
-        if there and not due and all(rank_state.page.training() for rank_state in there):
+        if due or not all(rank_state.page.training() for rank_state in there):
+            return
+        if there or not self._settings.ranks:
+            self._warm.want()
+        if there:
             self._fork_server.want_in_advance()
 
     def _start(
@@ -392,12 +407,12 @@ class Ranks:
         rank_state: _RankState,
         order: Spawn,
         store: tuple[str, int],
-        forked: ForkedProcess | None,
+        ready: _Ready | None,
     ) -> None:
         rank_state.due = None
         self._begin(rank_state, order.incarnation)
         try:
-            rank_state.process = self._process(rank_state, order, store, forked)
+            rank_state.process = self._process(rank_state, order, store, ready)
         except OSError as error:
             log.warning("rank_not_started", rank=rank_state.rank, why=str(error))
             self._exited(rank_state, order.incarnation, code=NOT_STARTED)
@@ -408,10 +423,10 @@ class Ranks:
                 rank_state,
                 order.incarnation,
                 rank_state.process.child.pid,
-                forked=forked is not None,
+                how=_HOW[type(ready)],
             )
 
-    def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, forked: bool) -> None:
+    def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, how: str) -> None:
         """
         Write the pid file of a started process, and report the start.
         """
@@ -421,7 +436,7 @@ class Ranks:
             rank=rank_state.rank,
             incarnation=incarnation,
             pid=pid,
-            forked=forked,
+            how=how,
         )
         self._tell(
             rank_state,
@@ -439,7 +454,7 @@ class Ranks:
         rank_state: _RankState,
         order: Spawn,
         store: tuple[str, int],
-        forked: ForkedProcess | None,
+        ready: _Ready | None,
     ) -> _Process:
         incarnation = order.incarnation
         # the page still says that the rank trains, because the previous process has written this;
@@ -466,7 +481,7 @@ class Ranks:
                     self._elsewhere, rank_state, incarnation, environment, words
                 )
                 if self._elsewhere
-                else self._started_here(rank_state, incarnation, environment, words, forked)
+                else self._started_here(rank_state, incarnation, environment, words, ready)
             )
         except OSError:
             os.close(words)
@@ -479,7 +494,7 @@ class Ranks:
         incarnation: int,
         environment: dict[str, str],
         words: int,
-        forked: ForkedProcess | None,
+        ready: _Ready | None,
     ) -> Child:
         rank = rank_state.rank
         record = self._settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
@@ -499,7 +514,7 @@ class Ranks:
             self._ended(rank_state)
 
         try:
-            return (forked and forked.begin(task, ended)) or _execute(task, ended)
+            return (ready and ready.begin(task, ended)) or _execute(task, ended)
         finally:
             os.close(writing)
 
@@ -524,7 +539,7 @@ class Ranks:
         )
 
         def began(child: Distant) -> None:
-            self._began(rank_state, incarnation, child.pid, forked=False)
+            self._began(rank_state, incarnation, child.pid, how="by another program")
 
         def ended(_: Distant) -> None:
             self._ended(rank_state)

@@ -150,6 +150,21 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     }
 
 
+def warm_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
+    """
+    Return the environment for a warm process, which has no rank yet. Of the variables that torchrun
+    gives to a script, it has those that are the same for all ranks of the node.
+    """
+    place = settings.place(0)
+    return {
+        **python_environment(settings, marker),
+        "WORLD_SIZE": str(settings.job.world),
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+        "NODE_RANK": str(place.machine),
+        "GROUP_RANK": str(place.machine),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
     """

@@ -278,6 +278,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--nproc-per-node", settings.nproc_per_node, 1),
         ("--max-incidents", settings.max_incidents, 0),
         ("--max-rank-faults", settings.max_rank_faults, 0),
+        ("--warm-ranks", settings.warm_ranks, 0),
         ("--backup-every", settings.backup_every, 0),
         ("--checkpoint-every", settings.checkpoint_every, 0),
         ("--keep-checkpoints", settings.keep_checkpoints, 0),
@@ -326,7 +327,7 @@ def check_plan(plan: Plan) -> None:
     if plan.starter is not None:
         # the start program starts the ranks with a script that this process does not know. So
         # check the start program, and no script
-        _check_starter(plan.starter)
+        _check_starter(plan.starter, settings)
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"the script {plan.script} does not exist")
     find_adaptor(settings.adaptor)
@@ -349,7 +350,12 @@ def check_plan(plan: Plan) -> None:
         check_free(broker, port)
 
 
-def _check_starter(starter: StartedElsewhere) -> None:
+def _check_starter(starter: StartedElsewhere, settings: JobSettings) -> None:
+    if settings.warm_ranks:
+        raise UsageError(
+            "--warm-ranks is only for jobs whose agents start the ranks: another program, which "
+            "starts the ranks of this node (--starter), cannot give a warm process its rank"
+        )
     try:
         there = stat.S_ISSOCK(os.fstat(starter.descriptor).st_mode)
     except OSError:

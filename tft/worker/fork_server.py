@@ -20,7 +20,6 @@ import select
 import socket
 import sys
 
-from tft.config import descriptor_variables, replace_environment
 from tft.errors import UsageError
 from tft.forked_task import ANOTHER, READY, ForkedTask, introduce, take_task
 from tft.parent_death import die_with, die_with_parent
@@ -48,7 +47,7 @@ def main() -> None:
         # the agent then starts the ranks without a fork server, and the ranks report this error too
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
-        import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
+        import tft.worker.joining  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
 
         threads = os.listdir("/proc/self/task")
@@ -66,12 +65,16 @@ def main() -> None:
         forked = _fork_for(door, agent)
     if forked:
         task = take_task(forked)
-        forked.close()
         if task is None:
             # no task: end without the cleanup of Python, because this process has started nothing
             # yet
             os._exit(0)
         _take_on(task)
+        if task.work == "warm":
+            with forked:
+                launch(task.arguments, warm=forked)
+            return
+        forked.close()
         if task.work == "store":
             adaptor, host = task.arguments
             serve(adaptor, host, *task.descriptors)
@@ -129,14 +132,9 @@ def _take_on(task: ForkedTask) -> None:
     with other forked processes. Its signal handlers are those of an ordinary Python, because the
     fork server has not changed them.
     """
-    for stream in (1, 2):
-        os.dup2(task.output, stream)
-    os.close(task.output)
-    numbers = {}
-    if task.work == "rank":
-        page, words, *bell = task.descriptors
-        numbers = descriptor_variables(page=page, words=words, bell=bell[0] if bell else "")
-    replace_environment(task.environment | numbers)
+    from tft.worker.warm import take_on
+
+    take_on(task)
     # only numpy needs new random seeds: Python reseeds `random` after a fork by itself
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()

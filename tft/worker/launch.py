@@ -2,8 +2,9 @@
 The start of a rank's process.
 
 The agent runs `python -m tft.worker.launch SCRIPT ARGS...`, with `-m MODULE` in place of SCRIPT for
-a module. Or the fork server (`tft.worker.fork_server`), which has done the imports already, forks
-the process and calls `launch` in it.
+a module, and with `--warm FD ADAPTOR` before it for a warm process. Or the fork server
+(`tft.worker.fork_server`), which has done the imports already, forks the process and calls `launch`
+in it.
 
 Before the script starts, the process arranges to die with the agent and prepares to write its last
 words (the stacks of its threads). It then imports the modules that the framework will need. After
@@ -15,58 +16,103 @@ import faulthandler
 import functools
 import os
 import runpy
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from tft.config import LaunchSettings, launch_settings
 from tft.errors import UsageError
+from tft.forked_task import WARM
 from tft.page import Page
 from tft.parent_death import LAST_WORDS, die_with_parent, name_process
 
 
 def main() -> None:
     """
-    Run the script that the command line names.
+    Run the script that the command line names: `[--warm FD ADAPTOR] SCRIPT ARGS...`. With `--warm`
+    this process is a warm process, which gets its rank later, through the socket FD.
 
     An exception of the script is printed, and the exit code is that of an ordinary Python. The exit
     code is 2 if the process was not started correctly by an agent.
     """
-    launch(sys.argv[1:])
+    if sys.argv[1] == WARM:
+        descriptor, adaptor, *arguments = sys.argv[2:]
+        try:
+            preload(adaptor)
+        except UsageError as refused:
+            sys.exit(f"tft: {refused}")
+        with socket.socket(fileno=int(descriptor)) as channel:
+            launch(arguments, warm=channel)
+    else:
+        launch(sys.argv[1:])
 
 
-def launch(arguments: Sequence[str]) -> None:
+def launch(arguments: Sequence[str], *, warm: socket.socket | None = None) -> None:
     """
-    Prepare this process as the process of the rank that the environment names, and run the script.
+    Run the script in this process, as the process of the rank that the environment names.
 
     `arguments` are the command line: the script, or `-m` and a module, followed by the arguments of
-    the script.
+    the script. `warm` is the socket through which a warm process gets its rank, at the first use of
+    the session (`tft.worker.warm`). None: the process has its rank already.
     """
-    die_with_parent()
-    try:
-        settings = prepare()
-        page = Page.open(settings.page)
-    except UsageError as refused:
-        sys.stderr.write(f"tft: {refused}\n")
-        sys.exit(2)
-    ended = False
-
-    def mark() -> None:
-        if ended:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # a stream may be closed
-                    stream.flush()
-            page.end_script(settings.incarnation)
-
+    end = _ScriptEnd()
     # `atexit` calls functions in reverse order, so `mark` is called after all that the script
     # registers
-    atexit.register(mark)
+    atexit.register(end.mark)
+    if warm is None:
+        end.begin()
+    else:
+        # import this module only now: other processes do not need it yet, and should start fast
+        from tft.worker.warm import wait_in_session
+
+        die_with_parent()
+        name_process("tft-warm")
+        wait_in_session(warm, end.begin)
     try:
         _run(arguments)
     except SystemExit as left:
-        ended = left.code in (None, 0)
+        end.reached = left.code in (None, 0)
         raise
-    ended = True
+    end.reached = True
+
+
+class _ScriptEnd:
+    """
+    Prepares this process for its rank, and notes the regular end of the script on the page of the
+    rank.
+    """
+
+    def __init__(self) -> None:
+        self.reached = False
+        """True if the script has ended without an error."""
+        self._page: Page | None = None
+        self._incarnation = 0
+
+    def begin(self) -> None:
+        """
+        Prepare this process as the process of the rank that the environment names. If it was not
+        started correctly by an agent, end it with exit code 2.
+        """
+        die_with_parent()
+        try:
+            settings = prepare()
+            self._page = Page.open(settings.page)
+        except UsageError as refused:
+            sys.stderr.write(f"tft: {refused}\n")
+            sys.exit(2)
+        self._incarnation = settings.incarnation
+
+    def mark(self) -> None:
+        """
+        Note on the page that the script has ended without an error, if that is so.
+        """
+        if self._page is None or not self.reached:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # a stream may be closed
+                stream.flush()
+        self._page.end_script(self._incarnation)
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -6,8 +6,7 @@ an incident. It carries them out one by one, in the order in which the control t
 """
 
 import atexit
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,10 +15,9 @@ import structlog
 
 from tft.checkpoint import CheckpointStore, checkpoint_store_of
 from tft.clock import SystemClock
-from tft.config import RankSettings, rank_settings, started_by_agent
+from tft.config import RankSettings
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.limits import raise_open_files
 from tft.page import Page
 from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -42,10 +40,7 @@ from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterPhase, AfterSteps
 from tft.worker.control import Control
 from tft.worker.digest_records import DigestRecords
-from tft.worker.external_start import stand_aside, take_up
 from tft.worker.fault_reports import FaultReports
-from tft.worker.launcher_bootstrap import become_launcher
-from tft.worker.launchers import Launcher
 from tft.worker.observers import Observers
 from tft.worker.order_executor import NOT_CAPTURED, Hands, Work
 from tft.worker.periodic import Periodic
@@ -656,43 +651,3 @@ def _line_below(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
         trace = trace.tb_next
     return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-
-
-_session: Session | None = None
-
-
-def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Session:
-    """
-    Join the job for which this process was started, and return its session.
-
-    Later calls return the same session. If torchrun, srun or another launcher has started this
-    process, `init` does not return: the process replaces itself by the command `tft run`. That
-    command starts another process for the rank, which runs the script from its beginning.
-    `launcher` gives the rank and the machine of this process if the environment does not name them.
-    `options` are additional options of `tft run`.
-
-    If another launcher has started this process, but `tft run` cannot be started, the process
-    prints the reason in one line and exits with code 2. It prints no traceback, because every
-    process of the job would print the same traceback. If the caller gave `launcher`, `UsageError`
-    is raised instead. Also raises `UsageError` if the process was not started as one process of a
-    job.
-    """
-    global _session
-    if _session is None:
-        at = SystemClock().now()
-        if not started_by_agent():
-            stand_aside()
-            try:
-                become_launcher(launcher, options)
-            except UsageError as refused:
-                if launcher is not None:
-                    raise
-                sys.stderr.write(f"tft: {refused}\n")
-                sys.exit(2)
-        take_up()
-        settings = rank_settings()
-        # raise the limit of open files here too: no agent has raised it if another program started
-        # this process
-        raise_open_files(f"rank {settings.rank}")
-        _session = Session(settings).open(at)
-    return _session

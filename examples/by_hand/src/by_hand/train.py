@@ -39,8 +39,8 @@ class Position:
 
 session = tft.init()  # joins the job that the agent has started this process for
 network = toynet.Network(4, 16, 2, seed=0)
-network.generator = np.random.default_rng([1, session.rank])
 optimizer = toynet.Momentum(network.parameters)
+network.generator = np.random.default_rng([1, session.rank])
 position = Position()
 session.adopt(
     model=network, optimizer=optimizer, data=position, wrap=lambda: toynet.Replicated(network)

@@ -1,0 +1,223 @@
+"""
+Warm processes: they have run the script up to the point where it needs a rank, and wait there. The
+next incarnation of a lost rank is one of them.
+"""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
+from tft.protocol.messages import EndNode, Exited, Spawned
+from tft.worker.warm import may_raise_priority
+
+NEEDS_A_RANK = """
+from tft.worker import warm
+if warm.is_warm():
+    warm.wait_for_rank()
+"""
+"""The point of a script that the first use of the session is in a script of a user."""
+TRAINS = NEEDS_A_RANK + PAGE + "page.train(True, time.monotonic()); say(1); signal.pause()"
+THREADED = (
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+)
+"""A module that starts a thread, so that a process that has imported it cannot be forked."""
+
+
+async def _trains(stage: Stage, script: str, *, adaptor: str = "staged") -> None:
+    """
+    Start an agent with one warm process, and rank 0, which trains.
+    """
+    await stage.agent(script, warm_ranks=1, adaptor=adaptor)
+    await stage.start()
+    await stage.said(1)
+
+
+async def _waiting(stage: Stage, count: int) -> list[int]:
+    """
+    Wait until `count` warm processes have waited for a rank, and return their pids in order.
+    """
+    while len(found := _logged(stage, "warm_process_waits")) < count:
+        await stage.beat()
+    return found
+
+
+async def _next(stage: Stage, incarnation: int = 1) -> Spawned:
+    """
+    Order an incarnation of rank 0, and return the report of its start when it trains.
+    """
+    await stage.start(incarnation=incarnation)
+    spawned = await stage.report(Spawned, incarnation=incarnation)
+    await stage.pulse(lambda pulse: pulse.incarnation == incarnation and pulse.position.step == 1)
+    return spawned
+
+
+def _logged(stage: Stage, event: str) -> list[int]:
+    said = (stage.tmp / "err").read_text()
+    return [int(pid) for pid in re.findall(rf"event={event} .*\bpid=(\d+)", said)]
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _log(stage: Stage, name: str) -> str:
+    return (stage.run_dir / "logs" / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize("way", ["forked", "executed"])
+async def test_next_incarnation_is_a_warm_process(stage: Stage, way: str) -> None:
+    """When a rank is lost, then its next incarnation is the warm process, and another warm process
+    is started when that trains."""
+    if way == "executed":
+        package(stage.tmp / "packages", "threaded", THREADED + ADAPTOR, "tft.adaptors")
+    adaptor = "staged" if way == "forked" else "threaded"
+    await _trains(stage, TRAINS, adaptor=adaptor)
+    [first] = await _waiting(stage, 1)
+    spawned = await _next(stage)
+    _, second = await _waiting(stage, 2)
+
+    assert spawned.pid == first
+    assert (await _next(stage, 2)).pid == second
+    assert (b"tft.worker.fork_server" in _command(second)) == (way == "forked")
+
+
+async def test_all_warm_processes_are_used(stage: Stage) -> None:
+    """When there are two warm processes, then two ranks that are lost at once get them."""
+    await stage.agent(TRAINS, warm_ranks=2, nproc=2)
+    for rank in range(2):
+        await stage.start(rank=rank)
+        await stage.said(1, rank=rank)
+    warm = await _waiting(stage, 2)
+    for rank in range(2):
+        await stage.start(rank=rank, incarnation=1)
+    spawned = [await stage.report(Spawned, rank=rank, incarnation=1) for rank in range(2)]
+
+    assert {report.pid for report in spawned} == set(warm)
+
+
+async def test_warm_process_keeps_what_the_script_did(stage: Stage) -> None:
+    """When a warm process gets a rank, then the random seeds and the environment that the script
+    has set are kept. It has the output, variables and priority of an ordinary rank, in each of its
+    threads."""
+    script = (
+        "import json, os, random, threading\n"
+        "import numpy\n"
+        "random.seed(1); numpy.random.seed(1); os.environ['OWN'] = 'kept'\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print('before', 'RANK' in os.environ, os.environ['WORLD_SIZE'],"
+        " os.getpriority(os.PRIO_PROCESS, 0))\n"
+        + NEEDS_A_RANK
+        + "facts = [random.random(), numpy.random.random(), os.environ['OWN'],\n"
+        "    os.environ['RANK'], os.environ['TFT_INCARNATION'], 'TFT_PARENT' in os.environ,\n"
+        "    [os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')]]\n"
+        "print(json.dumps(facts))\n" + PAGE + "page.train(True, time.monotonic()); say(1)\n"
+        "signal.pause()"
+    )
+    await _trains(stage, script)
+    await _waiting(stage, 1)
+    await _next(stage)
+    _, ordinary = _log(stage, "rank-0.0").splitlines()
+    [warm] = _log(stage, "rank-0.1").splitlines()
+    expected = json.loads(ordinary)
+
+    assert json.loads(warm) == [*expected[:4], "1", *expected[5:]]
+    lowest = 19 if may_raise_priority() else 0
+    assert _log(stage, "warm-0.1") == f"before False 1 {lowest}\n"
+
+
+async def test_killed_warm_process_is_not_used(stage: Stage) -> None:
+    """When a warm process is killed, then another one is started."""
+    await _trains(stage, TRAINS)
+    [first] = await _waiting(stage, 1)
+    os.kill(first, signal.SIGKILL)
+    _, second = await _waiting(stage, 2)
+
+    assert (await _next(stage)).pid == second
+
+
+async def test_stopped_warm_process_is_not_used(stage: Stage) -> None:
+    """When a warm process is stopped, then the agent kills it, and another one is started."""
+    await _trains(stage, TRAINS)
+    [first] = await _waiting(stage, 1)
+    os.kill(first, signal.SIGSTOP)
+    await gone(first)
+    _, second = await _waiting(stage, 2)
+
+    assert (await _next(stage)).pid == second
+
+
+async def test_warm_process_that_still_runs_the_script_is_not_used(stage: Stage) -> None:
+    """When a warm process has not come to the first use of the session, then a rank that is lost
+    does not wait for it."""
+    script = (
+        "from tft.worker import warm\nimport time\n"
+        "if warm.is_warm():\n    print('is slow'); time.sleep(3600)\n" + TRAINS
+    )
+    await _trains(stage, script)
+    while not (path := stage.run_dir / "logs" / "warm-0.1.log").exists() or not path.read_text():
+        await stage.beat()
+    spawned = await _next(stage)
+
+    assert spawned.pid not in _logged(stage, "warm_process_started")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("os.environ['RANK']", "exit status 1"), ("raise SystemExit", "exit status 0")],
+)
+async def test_script_that_cannot_run_without_a_rank(stage: Stage, end: str, said: str) -> None:
+    """When a script fails or ends before it uses the session, then three warm processes are tried.
+    The log says why there is none, and the rank is replaced without one."""
+    script = f"import os\nfrom tft.worker import warm\nif warm.is_warm():\n    {end}\n"
+    await _trains(stage, script + TRAINS)
+    while "no_warm_processes" not in (err := (stage.tmp / "err").read_text()):
+        await stage.beat()
+    spawned = await _next(stage)
+
+    assert said in err
+    assert f"{stage.run_dir}/logs/warm-0.3.log" in err
+    assert spawned.pid not in _logged(stage, "warm_process_started")
+    assert len(_logged(stage, "warm_process_started")) == 3
+
+
+async def test_warm_processes_of_a_node_without_ranks(stage: Stage) -> None:
+    """When a node has only room for ranks of other nodes, then it keeps warm processes for them."""
+    await stage.agent(TRAINS, warm_ranks=1, node=1, nnodes=1, spare=1)
+    await _waiting(stage, 1)
+
+
+async def test_no_warm_process_outlives_the_job(stage: Stage) -> None:
+    """When the job ends on a node, then its warm processes end too."""
+    agent = await stage.agent(TRAINS, warm_ranks=1)
+    await stage.start()
+    [first] = await _waiting(stage, 1)
+    stage.order(EndNode(epoch=stage.epoch, why="test", grace=0.0))
+    await gone(first)
+    await gone(agent.pid)
+
+    assert stage.alive() == []
+
+
+async def test_warm_process_dies_with_its_agent(stage: Stage) -> None:
+    """When the agent is killed, then its warm processes end too."""
+    await _trains(stage, TRAINS)
+    [first] = await _waiting(stage, 1)
+    stage.kill_agent(0)
+    await gone(first)
+
+
+async def test_end_of_a_warm_process_with_a_rank_is_reported(stage: Stage) -> None:
+    """When a process that was warm ends, then its end is reported as that of any rank."""
+    await _trains(stage, TRAINS)
+    await _waiting(stage, 1)
+    spawned = await _next(stage)
+    os.kill(spawned.pid, signal.SIGSEGV)
+    exited = await stage.report(Exited, incarnation=1)
+
+    assert exited.code == -signal.SIGSEGV
+    assert "signal.pause" in exited.stack or "script.py" in exited.stack
