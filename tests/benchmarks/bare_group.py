@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tft.bus.ports import free_address
 
@@ -41,9 +42,7 @@ def main() -> None:
     """
     rank, world, port = map(int, sys.argv[1:])
     torch.set_num_threads(1)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it by a star
-        "127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=60)
-    )
+    store = TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=timedelta(seconds=60))
     for number in range(ROUNDS):
         if number:
             dist.barrier()
@@ -51,7 +50,7 @@ def main() -> None:
         if number:
             dist.destroy_process_group()
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore(str(number), store), rank=rank, world_size=world
+            "gloo", store=PrefixStore(str(number), store), rank=rank, world_size=world
         )
         dist.all_reduce(torch.ones(1))
         print(time.perf_counter() - began, flush=True)
