@@ -49,10 +49,13 @@ def is_cut(fd: int, spared: frozenset[int]) -> bool:
     try:
         if fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC or os.fstat(fd).st_ino in spared:
             return False
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            return _is_tcp_connection(connection) and _is_shut(connection)
-    except OSError:  # it is no socket, or was closed meanwhile
+    except OSError:  # `fd` was closed meanwhile
         return False
+    connection = _tcp_connection(fd)
+    if connection is None:
+        return False
+    with connection:
+        return _is_shut(connection)
 
 
 def _is_shut(connection: socket.socket) -> bool:
@@ -75,12 +78,14 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # another thread may close `fd`, but not this copy
-    except OSError:
+    except OSError:  # `fd` was closed meanwhile
         return False
-    with socket.socket(fileno=duplicate) as connection:
+    connection = _tcp_connection(fd)
+    if connection is None:
+        return False
+    with connection:
         try:
-            if os.fstat(duplicate).st_ino != inode or not _is_tcp_connection(connection):
+            if os.fstat(connection.fileno()).st_ino != inode:
                 return False
             if close_on_exec and connection.getpeername()[1] != store_port:
                 return False
@@ -90,9 +95,24 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     return True
 
 
-def _is_tcp_connection(connection: socket.socket) -> bool:
-    return (
+def _tcp_connection(fd: int) -> socket.socket | None:
+    """
+    Return a copy of the file descriptor `fd` as a socket. Return None if `fd` is closed or is not a
+    TCP connection. Another thread may close `fd`, but not the copy, which the caller must close.
+    """
+    try:
+        duplicate = os.dup(fd)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
+        os.close(duplicate)
+        return None
+    connection = socket.socket(fileno=duplicate)
+    if (
         connection.family in (socket.AF_INET, socket.AF_INET6)
         and connection.type == socket.SOCK_STREAM
         and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    )
+    ):
+        return connection
+    connection.close()
+    return None

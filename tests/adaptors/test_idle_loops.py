@@ -4,6 +4,7 @@ Loops that wait for connections of groups which are never freed.
 
 import ctypes
 import fcntl
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -75,3 +76,20 @@ def test_working_and_spared_connections_are_left_alone() -> None:
             other.sendall(b"a message")
             assert calm(spared) == 0
             assert [len(reported(loop)) for _ in range(2)] == [3, 3]
+
+
+def test_no_descriptor_is_kept() -> None:
+    """When a loop also waits for descriptors that are not connections, as each loop of gloo does,
+    then the search leaves no descriptor open."""
+    with connection() as (one, _), closing(select.epoll()) as loop, socket.socket() as fresh:
+        reading, writing = os.pipe()
+        watch(loop, one)
+        loop.register(reading)
+        loop.register(fresh)
+        os.set_inheritable(reading, True)
+        fresh.set_inheritable(True)
+        before = os.listdir("/proc/self/fd")
+        calm(frozenset())
+        assert os.listdir("/proc/self/fd") == before
+        os.close(reading)
+        os.close(writing)
