@@ -13,11 +13,14 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
+from tft.config import descriptor_variables
+
 READY = b"ready"
 """The message with which a fork server tells its agent that it is ready. A fork server that cannot
 fork safely sends a sentence with the reason instead."""
-WAITING = b"waiting"
-"""The message with which a warm process tells its agent that the script waits for a rank."""
+WAITING = b"waiting "
+"""The beginning of the message with which a warm process tells its agent that the script waits for a
+rank. After it comes the line of the script, as FILE:LINE."""
 WARM = "--warm"
 """The option of `tft.worker.launch` for a warm process, before the number of the socket through
 which the process gets its rank."""
@@ -52,6 +55,16 @@ class ForkedTask:
     the stacks of its threads (`LaunchSettings.words`). If the job has several nodes, also the
     descriptor of the pipe that wakes the agent (`RankSettings.bell`). For a rendezvous store: the
     descriptor of the pipe into which the store writes its port. For a warm process: none."""
+
+    def variables(self) -> dict[str, str]:
+        """
+        Return the complete environment of the process that does this task.
+        """
+        if self.work != "rank":
+            return self.environment
+        page, words, *bell = self.descriptors
+        numbers = descriptor_variables(page=page, words=words, bell=bell[0] if bell else "")
+        return self.environment | numbers
 
 
 def introduce(door: socket.socket) -> socket.socket:

@@ -11,7 +11,7 @@ would notice.
 import functools
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,24 +129,37 @@ def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
 
 def load_plugins() -> pluggy.PluginManager:
     """
-    Return a plugin manager with all installed plugins that can be imported. If a plugin cannot be
-    imported, log its exception and leave the plugin out.
+    Return a new plugin manager with all installed plugins that can be imported.
 
     Raises `UsageError` when a plugin does not fit the hook specifications, or when several packages
     offer a plugin with the same name.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
-    for name in sorted(entry_points(group=PLUGINS).names):
-        try:
-            plugin = _only(name, entry_points(group=PLUGINS), "a plugin").load()
-        except UsageError:
-            raise
-        except FAILURES:  # importing a third-party module may raise any exception
-            log.exception("plugin_not_loaded", plugin=name)
-            continue
+    for name, plugin in import_plugins().items():
         add(manager, plugin, name)
     return manager
+
+
+# the result is cached, because the fork server calls this function before it forks: the search for
+# plugins and their imports take about 0.1 s, during which all other ranks would wait for a new rank
+@functools.cache
+def import_plugins() -> Mapping[str, object]:
+    """
+    Import all installed plugins, and return them by name. If a plugin cannot be imported, log its
+    exception and leave the plugin out.
+
+    Raises `UsageError` when several packages offer a plugin with the same name.
+    """
+    found = entry_points(group=PLUGINS)
+    plugins: dict[str, object] = {}
+    for name in sorted(found.names):
+        entry = _only(name, found, "a plugin")
+        try:
+            plugins[name] = entry.load()
+        except FAILURES:  # importing a third-party module may raise any exception
+            log.exception("plugin_not_loaded", plugin=name)
+    return plugins
 
 
 def checkpoint_commands() -> list["click.Command"]:

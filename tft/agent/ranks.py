@@ -40,8 +40,10 @@ On an idle machine, a process needs only milliseconds for this, even with a hund
 
 _Ready = WarmProcess | ForkedProcess
 """A process that waits for a rank."""
-_HOW = {WarmProcess: "warm", ForkedProcess: "forked", type(None): "executed"}
-"""For the log: how the process of a rank was started."""
+_HOW = {WarmProcess: "warm", ForkedProcess: "forked"}
+_ELSEWHERE = "by another program"
+"""For the log: how the process of a rank was started. A process that was started anew is "executed".
+"""
 
 PARTS = 7
 """The number of extra beats with digests, about, in one cycle through all slices of a shard. A rank
@@ -65,6 +67,8 @@ class _Process:
     child: Child | Distant
     words: int
     """The descriptor of the memory file into which the process writes its stacks."""
+    how: str
+    """For the log: how the process was started."""
     stopped: bool = False
     """True if the process was stopped (as by SIGSTOP) when its end was ordered."""
     asked: bool = False
@@ -423,7 +427,7 @@ class Ranks:
                 rank_state,
                 order.incarnation,
                 rank_state.process.child.pid,
-                how=_HOW[type(ready)],
+                how=rank_state.process.how,
             )
 
     def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, how: str) -> None:
@@ -476,7 +480,7 @@ class Ranks:
             ),
         )
         try:
-            child = (
+            child, how = (
                 self._started_elsewhere(
                     self._elsewhere, rank_state, incarnation, environment, words
                 )
@@ -486,7 +490,7 @@ class Ranks:
         except OSError:
             os.close(words)
             raise
-        return _Process(incarnation=incarnation, child=child, words=words)
+        return _Process(incarnation=incarnation, child=child, words=words, how=how)
 
     def _started_here(
         self,
@@ -495,7 +499,7 @@ class Ranks:
         environment: dict[str, str],
         words: int,
         ready: _Ready | None,
-    ) -> Child:
+    ) -> tuple[Child, str]:
         rank = rank_state.rank
         record = self._settings.job.run_dir / "logs" / f"rank-{rank}.{incarnation}.log"
         output, writing = Output.open(
@@ -514,7 +518,11 @@ class Ranks:
             self._ended(rank_state)
 
         try:
-            return (ready and ready.begin(task, ended)) or _execute(task, ended)
+            while ready is not None:
+                if (child := ready.begin(task, ended)) is not None:
+                    return child, _HOW[type(ready)]
+                ready = self._fork_server.take()  # that process has ended meanwhile
+            return _execute(task, ended), "executed"
         finally:
             os.close(writing)
 
@@ -525,7 +533,7 @@ class Ranks:
         incarnation: int,
         environment: dict[str, str],
         words: int,
-    ) -> Distant:
+    ) -> tuple[Distant, str]:
         """
         Let the start program, which starts the ranks of this node, start a process of a rank. The
         process inherits no file descriptors from the agent. So its environment names the paths of
@@ -539,17 +547,13 @@ class Ranks:
         )
 
         def began(child: Distant) -> None:
-            self._began(rank_state, incarnation, child.pid, how="by another program")
+            self._began(rank_state, incarnation, child.pid, how=_ELSEWHERE)
 
         def ended(_: Distant) -> None:
             self._ended(rank_state)
 
-        return elsewhere.start(
-            rank_state.slot,
-            environment | paths,
-            began=began,
-            ended=ended,
-        )
+        child = elsewhere.start(rank_state.slot, environment | paths, began=began, ended=ended)
+        return child, _ELSEWHERE
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:

@@ -23,9 +23,13 @@ from tft.forked_task import WAITING, WARM, ForkedTask, give_task
 
 log = structlog.get_logger(__name__)
 
-_ATTEMPTS = 3
-"""The number of warm processes in a row that may end before they wait for a rank. Then the agent
-starts no further warm process: the script probably cannot run without a rank."""
+_PAUSE = 1.0
+"""The time in seconds before the next warm process is started when one has ended. The time doubles
+with each further one that ends."""
+_LONGEST_PAUSE = 600.0
+_SCRIPT_LIMIT = 600.0
+"""The time in seconds after which a warm process that does not wait for a rank yet is killed. Its
+script probably waits for something that only a rank can get."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class WarmProcess:
     """The socket through which the process gets its rank."""
     child: Child | None = None
     """None until the process is started."""
+    limit: asyncio.TimerHandle | None = None
+    """The timer that ends the process if it does not come to the first use of the session."""
     waits: bool = False
     """True if the script has come to the first use of the session, and waits for a rank."""
 
@@ -60,7 +66,7 @@ class WarmProcess:
             try:
                 give_task(self.channel, task)
             except OSError as error:
-                log.warning("warm_process_lost", number=self.number, why=error.strerror)
+                log.warning("warm_process_lost", number=self.number, why=error.strerror, next_in=0)
                 return None
         self.ended = ended
         return self.child
@@ -88,6 +94,9 @@ class WarmRanks:
         self._outputs: list[Output] = []
         self._started = 0
         self._failures = 0
+        """The number of warm processes in a row that have ended without a rank."""
+        self._next = 0.0
+        """The time on the clock of the asyncio loop before which no warm process is started."""
 
     def want(self) -> None:
         """
@@ -95,7 +104,11 @@ class WarmRanks:
         ranks of this node are disturbed as little as possible. Call this while the ranks train.
         """
         self._drop_stopped()
-        if len(self._processes) >= self._wanted or not all(p.waits for p in self._processes):
+        if (
+            len(self._processes) >= self._wanted
+            or not all(process.waits for process in self._processes)
+            or asyncio.get_running_loop().time() < self._next
+        ):
             return
         if (forked := self._fork_server.take()) is None and self._fork_server.hopeful:
             self._fork_server.want(1)  # a later call finds the forked process
@@ -104,7 +117,7 @@ class WarmRanks:
         try:
             self._start(self._started, forked)
         except OSError as error:
-            self._failed(self._started, f"it could not be started: {error}")
+            self._failed(self._started, f"it cannot be started: {error}")
 
     def take(self) -> WarmProcess | None:
         """
@@ -115,6 +128,7 @@ class WarmRanks:
         for process in self._processes:
             if process.waits:
                 self._forget(process)
+                self._failures = 0
                 return process
         return None
 
@@ -152,6 +166,8 @@ class WarmRanks:
             if forked is not None:
                 process.channel = forked.channel.dup()
                 process.child = forked.begin(task, process.has_ended)
+                if process.child is None:
+                    process.channel.close()
             if process.child is None:
                 process.channel, process.child = self._execute(task, process.has_ended)
         finally:
@@ -159,6 +175,9 @@ class WarmRanks:
         process.channel.setblocking(False)
         asyncio.get_running_loop().add_reader(process.channel, self._hear, process)
         self._processes.append(process)
+        process.limit = asyncio.get_running_loop().call_later(
+            _SCRIPT_LIMIT, self._too_late, process
+        )
         log.info("warm_process_started", number=number, pid=process.child.pid)
 
     def _execute(
@@ -188,13 +207,20 @@ class WarmRanks:
         assert process.child is not None
         said = b""
         with suppress(OSError):  # the process has ended, which `_ended` handles
-            said = process.channel.recv(len(WAITING))
-        if said == WAITING:
-            process.waits = True
-            self._failures = 0
-            log.info("warm_process_waits", number=process.number, pid=process.child.pid)
-        else:
+            said = process.channel.recv(4096)
+        if not said.startswith(WAITING):
             asyncio.get_running_loop().remove_reader(process.channel)
+            return
+        process.waits = True
+        if process.limit is not None:
+            process.limit.cancel()
+        line = said.removeprefix(WAITING).decode(errors="replace")
+        log.info("warm_process_waits", number=process.number, pid=process.child.pid, line=line)
+
+    def _too_late(self, process: WarmProcess) -> None:
+        assert process.child is not None
+        log.warning("warm_process_slow", number=process.number, seconds=_SCRIPT_LIMIT)
+        process.child.end()
 
     def _drop_stopped(self) -> None:
         for process in self._processes:
@@ -205,6 +231,8 @@ class WarmRanks:
 
     def _forget(self, process: WarmProcess) -> None:
         self._processes.remove(process)
+        if process.limit is not None:
+            process.limit.cancel()
         asyncio.get_running_loop().remove_reader(process.channel)
 
     def _ended(self, process: WarmProcess, child: Child) -> None:
@@ -214,20 +242,20 @@ class WarmRanks:
         if process in self._processes:
             self._forget(process)
             process.channel.close()
-        if self._wanted:
-            log.warning("warm_process_ended", number=process.number, code=child.code)
-            if not process.waits:
-                self._failed(process.number, f"it ended with exit status {child.code}")
+            if self._wanted:
+                where = "while it waited" if process.waits else "before the script used the session"
+                self._failed(process.number, f"it ended with exit status {child.code} {where}")
 
     def _failed(self, number: int, why: str) -> None:
+        pause = min(_PAUSE * 2**self._failures, _LONGEST_PAUSE)
         self._failures += 1
-        if self._failures == _ATTEMPTS:
-            self._wanted = 0
-            log.warning(
-                "no_warm_processes",
-                why=f"{_ATTEMPTS} processes in a row failed before the script used the session; of "
-                f"the last one: {why}; its output is in {self._record(number)}",
-            )
+        self._next = asyncio.get_running_loop().time() + pause
+        log.warning(
+            "warm_process_lost",
+            number=number,
+            why=f"{why}; its output is in {self._record(number)}",
+            next_in=pause,
+        )
 
     def _record(self, number: int) -> Path:
         logs = self._settings.job.run_dir / "logs"

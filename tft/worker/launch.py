@@ -37,9 +37,12 @@ def main() -> None:
     code is 2 if the process was not started correctly by an agent.
     """
     if sys.argv[1] == WARM:
+        from tft.plugins import import_plugins
+
         descriptor, adaptor, *arguments = sys.argv[2:]
         try:
             preload(adaptor)
+            import_plugins()
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         with socket.socket(fileno=int(descriptor)) as channel:
@@ -57,9 +60,6 @@ def launch(arguments: Sequence[str], *, warm: socket.socket | None = None) -> No
     the session (`tft.worker.warm`). None: the process has its rank already.
     """
     end = _ScriptEnd()
-    # `atexit` calls functions in reverse order, so `mark` is called after all that the script
-    # registers
-    atexit.register(end.mark)
     if warm is None:
         end.begin()
     else:
@@ -69,6 +69,9 @@ def launch(arguments: Sequence[str], *, warm: socket.socket | None = None) -> No
         die_with_parent()
         name_process("tft-warm")
         wait_in_session(warm, end.begin)
+    # `atexit` calls functions in reverse order, so `mark` is called after all that the script
+    # registers
+    atexit.register(end.mark)
     try:
         _run(arguments)
     except SystemExit as left:

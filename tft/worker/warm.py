@@ -5,28 +5,47 @@ the agent gives the rank to the warm process, which goes on in the script at onc
 """
 
 import os
-import resource
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from tft.clock import SystemClock
-from tft.config import descriptor_variables, rank_settings, replace_environment, set_environment
+from tft.config import inherited_environment, rank_settings, set_environment
+from tft.errors import UsageError
 from tft.forked_task import WAITING, ForkedTask, take_task
+from tft.worker.priority import LowPriority
 from tft.worker.session import Session
 
-_LOWEST = 19
-"""The nice value of a warm process until it has a rank: the lowest priority."""
-_CAP_SYS_NICE = 23
-"""The number of the bit for CAP_SYS_NICE in a set of capabilities. A process with this capability
-may raise its own priority."""
+_OUTPUTS = (1, 2)
+"""The file descriptors of stdout and stderr."""
 
-_begin: tuple[socket.socket, Callable[[], None]] | None = None
-"""Set in a warm process that has no rank yet: the socket on which its rank will arrive, and the
-function that prepares the process for that rank."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """
+    What a warm process needs to get its rank.
+    """
+
+    pid: int
+    channel: socket.socket
+    """The socket through which the agent sends the rank."""
+    begin: Callable[[], None]
+    """Prepares this process for the rank that its environment names."""
+    priority: LowPriority
+    environment: dict[str, str]
+    """The environment before the script ran."""
+    outputs: dict[int, int]
+    """The inode numbers of stdout and stderr before the script ran, by file descriptor."""
+
+
+_waiting: _Waiting | None = None
+"""None in a process that has its rank."""
+_taking = threading.RLock()
+"""Is held while the session waits for its rank: several threads may use the session."""
 
 
 def wait_in_session(channel: socket.socket, begin: Callable[[], None]) -> None:
@@ -37,22 +56,27 @@ def wait_in_session(channel: socket.socket, begin: Callable[[], None]) -> None:
     The agent sends the rank through the socket `channel`. Then `begin` is called, which prepares
     the process for the rank.
     """
-    global _begin
-    _begin = channel, begin
-    if may_raise_priority():
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+    global _waiting
+    _waiting = _Waiting(
+        pid=os.getpid(),
+        channel=channel,
+        begin=begin,
+        priority=LowPriority(),
+        environment=inherited_environment(),
+        outputs={fd: os.fstat(fd).st_ino for fd in _OUTPUTS},
+    )
 
 
 def is_warm() -> bool:
     """
     Return True if this process is a warm process that has no rank yet.
     """
-    return _begin is not None
+    return _waiting is not None
 
 
 class WarmSession(Session):
     """
-    The session of a warm process. The first use of any attribute waits until the agent gives a rank
+    The session of a warm process. The first use of the session waits until the agent gives a rank
     to this process. Then this object becomes an ordinary `Session` of that rank.
     """
 
@@ -63,72 +87,77 @@ class WarmSession(Session):
         """
         Wait for the rank, then return the attribute `name` of the session of that rank.
         """
+        # Python itself reads `__class__` and others, as for `isinstance`; that is no use of the
+        # session
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
         _become_session(self)
         return getattr(self, name)
 
 
 def _become_session(session: WarmSession) -> None:
-    wait_for_rank()
-    at = SystemClock().now()
-    object.__setattr__(session, "__class__", Session)
-    Session.__init__(session, rank_settings())
-    session.open(at)
+    with _taking:
+        if type(session) is Session:  # another thread has waited for the rank meanwhile
+            return
+        wait_for_rank()
+        at = SystemClock().now()
+        object.__setattr__(session, "__class__", Session)
+        Session.__init__(session, rank_settings())
+        session.open(at)
 
 
 def wait_for_rank() -> None:
     """
     Tell the agent that this process waits for a rank, and wait until the agent sends one. End the
     process if the agent closes the connection instead.
+
+    Raises `UsageError` in a child process of the warm process, which cannot become the rank.
     """
-    global _begin
-    assert _begin is not None
-    channel, begin = _begin
-    with channel:
+    global _waiting
+    assert _waiting is not None
+    waiting = _waiting
+    if waiting.pid != os.getpid():
+        raise UsageError(
+            "a child process of a warm process (--warm-ranks) uses the session before the warm "
+            "process has its rank: use the session in the process of the script only"
+        )
+    with waiting.channel:
         task = None
         with suppress(OSError):  # the agent has ended, and the kernel kills this process
-            channel.send(WAITING)
-            task = take_task(channel)
+            waiting.channel.send(WAITING + _line().encode())
+            task = take_task(waiting.channel)
     if task is None:
         os._exit(0)
-    _begin = None
+    _waiting = None
+    _take_over(task, waiting)
+    waiting.begin()
+
+
+def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
+    """
+    Give this process the output, the environment and the priority of its rank. What the script has
+    changed itself is kept.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the script may have closed a stream
             stream.flush()
-    # the script may have set environment variables, which must be kept
-    take_on(task, set_environment)
-    if may_raise_priority():
-        # a thread that the script has started has the priority of the process at that time. So
-        # raise the priority of all threads: of all processes in this process group, which has this
-        # process as its leader
-        os.setpriority(os.PRIO_PGRP, 0, 0)
-    begin()
-
-
-def take_on(
-    task: ForkedTask, set_variables: Callable[[dict[str, str]], None] = replace_environment
-) -> None:
-    """
-    Give this process the output and the environment of `task`.
-
-    `set_variables` is called with the environment variables of the task.
-    """
-    for stream in (1, 2):
-        os.dup2(task.output, stream)
+    for fd, inode in waiting.outputs.items():
+        with suppress(OSError):  # the script has closed this descriptor
+            if os.fstat(fd).st_ino == inode:
+                os.dup2(task.output, fd)
     os.close(task.output)
-    numbers = {}
-    if task.work == "rank":
-        page, words, *bell = task.descriptors
-        numbers = descriptor_variables(page=page, words=words, bell=bell[0] if bell else "")
-    set_variables(task.environment | numbers)
+    variables = task.variables()
+    set_environment(
+        {name: value for name, value in variables.items() if waiting.environment.get(name) != value}
+    )
+    waiting.priority.restore()
 
 
-def may_raise_priority() -> bool:
+def _line() -> str:
     """
-    Return True if this process may raise its priority again after it has lowered it.
+    Return the line (FILE:LINE) of the script that uses the session.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
-    if soft == resource.RLIM_INFINITY or soft >= 20:  # 20 permits the ordinary nice value 0
-        return True
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff"))
-    return bool(int(effective.split()[1], 16) >> _CAP_SYS_NICE & 1)
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

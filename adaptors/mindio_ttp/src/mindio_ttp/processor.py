@@ -211,13 +211,13 @@ class Processor:
             session = tft.init(self._launcher(told, ip, port), options)
         except UsageError as refused:
             raise Refused(f"{call}: {refused}") from refused
-        hub = environment.hub()
-        environment.restore()
         if (session.rank, session.world) != (told.rank, told.world):
             raise Refused(
                 f"{call}: tft_init_processor was given rank {told.rank} of {told.world}, but this "
                 f"process was started as rank {session.rank} of {session.world}"
             )
+        hub = environment.hub()
+        environment.restore()
         if told.curve and session.tls is None:
             raise Refused(
                 f"{call}: tft_init_processor was given enable_tls=True, but the job was started "

@@ -1,0 +1,89 @@
+"""
+The priority of a warm process, which runs beside ranks that train.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_LOWEST = 19
+"""The lowest priority, as a nice value."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+"""The priority of the session of this process, if the kernel divides the processor time among
+sessions first (man 7 sched). A nice value then counts only within a session."""
+_OUT_OF_MEMORY = Path("/proc/self/oom_score_adj")
+"""How likely the kernel kills this process when memory is short (man 5 proc)."""
+
+
+class LowPriority:
+    """
+    Gives this process the lowest priority, until `restore` is called. When memory is short, the
+    kernel kills this process first.
+
+    The priority is lowered only if this process may raise it again, which most users may not.
+    """
+
+    def __init__(self) -> None:
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._lowered = _may_raise(self._nice)
+        if self._lowered:
+            os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+        self._autogroup = _read(_AUTOGROUP).rpartition(" nice ")[2]
+        # write it twice: most users may write to this file only ten times a second, all processes
+        # together, and so could not raise the priority again in time
+        self._autogroup_lowered = (
+            bool(self._autogroup)
+            and all(_write(_AUTOGROUP, self._autogroup) for _ in range(2))
+            and _write(_AUTOGROUP, str(_LOWEST))
+        )
+        self._memory = _read(_OUT_OF_MEMORY)
+        _write(_OUT_OF_MEMORY, "1000")
+
+    def restore(self) -> None:
+        """
+        Give this process the priority back that it had before, with all of its threads and the
+        child processes in its process group.
+        """
+        if self._lowered:
+            # a process of the group that may not be changed keeps its priority
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, 0, self._nice)
+        if self._autogroup_lowered:
+            _write(_AUTOGROUP, self._autogroup)
+        _write(_OUT_OF_MEMORY, self._memory)
+
+
+def _may_raise(nice: int) -> bool:
+    """
+    Return whether this process may raise its priority to `nice` again. Try it with the next lower
+    priority, because capabilities tell it wrongly in a container with user ids of its own.
+    """
+    if nice >= _LOWEST:
+        return False
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice + 1)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: Path) -> str:
+    """
+    Return the content of a file of the kernel, or an empty string if the kernel has no such file.
+    """
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _write(path: Path, value: str) -> bool:
+    """
+    Write to a file of the kernel. Return False if the system does not permit it.
+    """
+    try:
+        path.write_text(value)
+    except OSError:
+        return False
+    return True
