@@ -104,7 +104,9 @@ async def test_forked_and_executed_ranks_have_the_same_environment(stage: Stage)
         "        str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), signals,\n"
         "        sys.stdout.write_through, sys.stdout.seekable(), os.getppid(),\n"
         "        open('/proc/self/comm').read(), os.getcwd()]\n"
-        "alive = [fd for fd in set(open_fds) - set(own) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "link = lambda fd: os.readlink(f'/proc/self/fd/{fd}')\n"
+        "alive = [fd for fd in set(open_fds) - set(own)\n"
+        "         if os.path.exists(f'/proc/self/fd/{fd}') and link(fd) not in files]\n"
         "print(json.dumps([facts, rest, sorted(alive)]))"
     )
     agent = await stage.agent(script, nproc=2, adaptor="staged")

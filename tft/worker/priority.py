@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = Path("/proc/self/oom_score_adj")
 class LowPriority:
     """
     Gives this process the lowest priority, until `restore` is called. When memory is short, the
-    kernel kills this process first.
+    kernel kills this process first, until `keep` is called.
 
     The priority is lowered only if this process may raise it again, which most users may not.
     """
@@ -50,6 +50,11 @@ class LowPriority:
                 os.setpriority(os.PRIO_PGRP, 0, self._nice)
         if self._autogroup_lowered:
             _write(_AUTOGROUP, self._autogroup)
+
+    def keep(self) -> None:
+        """
+        Let the kernel treat this process as before when memory is short.
+        """
         _write(_OUT_OF_MEMORY, self._memory)
 
 

@@ -121,6 +121,9 @@ def wait_for_rank() -> None:
             "a child process of a warm process (--warm-ranks) uses the session before the warm "
             "process has its rank: use the session in the process of the script only"
         )
+    # raise the priority already now: a process that waits uses no processor time, and must be fast
+    # when it gets its rank
+    waiting.priority.restore()
     with waiting.channel:
         task = None
         with suppress(OSError):  # the agent has ended, and the kernel kills this process
@@ -135,7 +138,7 @@ def wait_for_rank() -> None:
 
 def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
     """
-    Give this process the output, the environment and the priority of its rank. What the script has
+    Give this process the output and the environment of its rank. What the script has
     changed itself is kept.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -150,7 +153,7 @@ def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
     set_environment(
         {name: value for name, value in variables.items() if waiting.environment.get(name) != value}
     )
-    waiting.priority.restore()
+    waiting.priority.keep()
 
 
 def _line() -> str:
