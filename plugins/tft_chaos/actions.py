@@ -11,7 +11,7 @@ from typing import Any, NoReturn, assert_never
 from tft.spi import TrainingFault
 from tft_chaos.spec import Hang, Kill, Raise, Stop
 
-Theirs = Any  # Any: an object of a framework, which this package does not import
+Theirs = Any  # an object of torch or MindSpore; its type is unknown, as nothing is imported here
 
 
 class ImitatedFault(TrainingFault, RuntimeError):
@@ -57,9 +57,9 @@ def _hang(*, gil: bool) -> NoReturn:
     wait. The C function `pause` cannot be used, because it returns after every signal. With
     `gil=True` the thread keeps Python's global interpreter lock.
     """
-    # PyDLL keeps the GIL, CDLL releases the GIL
+    # PyDLL keeps the GIL while a C function runs, and CDLL releases the GIL
     library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)
-    mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros initialise it
+    mutex = ctypes.create_string_buffer(64)  # more bytes than a mutex has; zeros mean unlocked
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
     raise AssertionError("a mutex was taken twice")

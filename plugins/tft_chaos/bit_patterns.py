@@ -58,7 +58,8 @@ class Memory(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """
-    The bits that flip: the same bits in each of `number` elements.
+    The bits of a tensor that the action `bitflip` flips: the same bits in each of `number`
+    elements.
     """
 
     first: int
@@ -131,7 +132,7 @@ def flipped(content: bytes, itemsize: int, pattern: Pattern) -> bytes:
     element = sum(1 << bit for bit in pattern.bits).to_bytes(itemsize, "little")
     distance = (pattern.period or 1) * itemsize
     mask = bytes(pattern.first * itemsize) + element.ljust(distance, b"\0") * pattern.number
-    # an XOR of two long integers is far faster than a loop over the elements
+    # flip all bits with one XOR of two long integers, because a loop over the elements is slow
     both = int.from_bytes(content, "little") ^ int.from_bytes(mask[: len(content)], "little")
     return both.to_bytes(len(content), "little")
 

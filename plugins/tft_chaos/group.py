@@ -53,7 +53,7 @@ class Victim:
             return
         firing = f"{self.index}-{time_number}"
         marks.wait(firing)
-        pause = threading.Event()  # nobody sets this event: its `wait` only lets other threads run
+        pause = threading.Event()  # nobody sets this event, so `pause.wait` sleeps between checks
         deadline = time.monotonic() + PATIENCE
         while missing := [
             each.rank

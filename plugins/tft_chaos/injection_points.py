@@ -110,7 +110,7 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
     def computed(name: str) -> Callable[..., None]:
         def fall(*_: object) -> None:
-            step = session.step - evaluates  # an evaluation belongs to the previous step
+            step = session.step - evaluates  # in an evaluation, `session.step` is the next step
             if inside and session.evaluating == evaluates and blow.due(step):
                 blow.fall(step, {"computed": name})
 
@@ -121,7 +121,7 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
         cells.watch_calls(model, enter, leave)
         return
     model.register_forward_pre_hook(enter)
-    for name, module in model.named_modules():  # includes the model itself
+    for name, module in model.named_modules():  # the model itself is one of these modules
         module.register_forward_hook(computed(name))
     model.register_forward_hook(leave, always_call=True)
 
@@ -143,7 +143,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # a busy loop and not `sleep`, because slow code uses the processor too
+            pass  # a busy loop instead of `sleep`: slow code uses the processor too
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -249,7 +249,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-    whole = optimizer.step  # may be a function by which a scheduler has replaced the method
+    whole = optimizer.step  # a scheduler may have put a function of its own in this attribute
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:

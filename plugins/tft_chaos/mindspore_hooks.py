@@ -85,7 +85,8 @@ def watch_halfway(
         for parameter, old in zip(
             parameters[len(parameters) // 2 :], before[len(parameters) // 2 :], strict=True
         ):
-            parameter.asnumpy()[...] = old  # `asnumpy` returns a view of the parameter's memory
+            # `asnumpy` returns a view of the parameter's memory, so this line changes the parameter
+            parameter.asnumpy()[...] = old
         changed = sum(
             p.asnumpy().tobytes() != old.tobytes()
             for p, old in zip(parameters, before, strict=True)

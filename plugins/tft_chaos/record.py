@@ -65,7 +65,7 @@ class Ledger:
         draft = self.directory / f".{name}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            # `link` is atomic, and fails if the file exists
+            # `link` makes the file atomically, and fails if the firing has a file already
             os.link(draft, self.directory / f"{name}-{time}.json")
         except FileExistsError:
             return False
@@ -113,7 +113,7 @@ def _seen_as(action: Action) -> tuple[str, ...]:
         case Kill():
             return ("process",)
         case Stop() | Hang():
-            return ("hang", "process")  # tft kills a hanging process, and may detect its end first
+            return ("hang", "process")  # tft kills a process that hangs, and may first see its end
         case Raise(kind=kind):
             return ("software" if kind == "bug" else kind,)
         case Bitflip():

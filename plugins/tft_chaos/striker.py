@@ -65,6 +65,8 @@ class Striker:
         marks: BarrierFiles,
     ) -> None:
         """
+        Remember the specs that concern this rank, and remove the old marker files of the rank.
+
         `blows` are the objects that carry out the specs aimed at this rank. `joining` are specs
         aimed at other ranks for which this rank must write marker files.
         """
@@ -107,7 +109,9 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                pass  # the other hooks of this class make the faults of these phases
+                # `_between`, `tft_on_tail_ending` and `tft_on_order` make the faults of these
+                # phases
+                pass
             case _:
                 assert_never(blow.spec.phase)
 

@@ -72,4 +72,5 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del work  # otherwise this waiting thread would keep the memory of the shards alive
+            del work  # else this thread would keep the shards' memory alive while it waits for more
+            work

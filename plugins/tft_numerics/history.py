@@ -73,7 +73,8 @@ class History:
         """
         if len(self._values) < WARM:
             return None
-        if self._fresh and value <= self._ordinary:  # an ordinary value, as in nearly all steps
+        # in nearly all steps the value is ordinary, and the median need not be computed again
+        if self._fresh and value <= self._ordinary:
             self._fresh -= 1
             return None
         known = sorted([each for _, each in self._values][-WINDOW:])

@@ -100,8 +100,8 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        # start to compare digests now, because the ranks may be training already, under an earlier
-        # controller
+        # start to compare the digests of slices now: if an earlier controller has led the job, the
+        # ranks may be training already
         self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
@@ -137,7 +137,8 @@ class Controller:
 
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
-        Bring the machine to the state that follows from the readable part of a damaged story, so
+        Bring the job machine to the state that follows from the readable part of a damaged story,
+        so
         that the ranks can still save a last checkpoint. Raises the exception `damage` if too little
         of the story is readable for that.
         """

@@ -109,7 +109,8 @@ class Layout:
         self._check_dense()
         self._check_experts()
 
-    # ------------------------------------------------------------ sizes
+    # ------------------------------------------------------------ sizes of groups, numbers of
+    # copies
 
     @property
     def world(self) -> int:
@@ -167,7 +168,7 @@ class Layout:
         at["ep"] = rank // self._strides(self._expert_sizes())["ep"] % self.ep
         return at
 
-    # ------------------------------------------------------------ the places of state
+    # ------------------------------------------------------------ which ranks hold which shard
 
     def states(self) -> tuple[StateKind, ...]:
         """
@@ -271,7 +272,7 @@ class Layout:
             width *= sizes[name]
         return strides
 
-    # ------------------------------------------------------------ refusals
+    # ------------------------------------------------------------ checks of the sizes
 
     def _check_dense(self) -> None:
         group = (

@@ -1,3 +1,4 @@
 """
-Replacements for the parts of a job, for tests of tft and of adaptors and plugins.
+A scripted job with scripted ranks, an adaptor without a framework, and tests for the contract of an
+adaptor. Authors of adaptors and plugins can use them too.
 """

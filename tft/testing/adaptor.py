@@ -61,7 +61,8 @@ class Group:
 
         Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # the first call only forms the group
+        # `tft_regroup` makes the first call to form the group, which is no collective of a step
+        if self._turn:
             _adopted.contributing()
         return self.meet(number)
 
@@ -84,12 +85,12 @@ class Group:
         Make `add` fail with `ConnectionError` on this rank, both in threads that wait in it now and
         in later calls.
         """
-        with contextlib.suppress(OSError):  # raises if the connection is shut already
+        with contextlib.suppress(OSError):  # `shutdown` raises if the connection is shut already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """
-        Close the connection.
+        Close the connection of this rank to the store.
         """
         self._file.close()
         self._socket.close()
@@ -155,7 +156,7 @@ class _Adopted:
 
 _adopted = _Adopted()
 _PARTS = {"model", "optimizer", "scheduler", "data", "apart", "reload"}
-"""The names of the objects that can be adopted."""
+"""The names under which a script can adopt objects with `session.adopt`, apart from `wrap`."""
 
 
 def group() -> Group:
@@ -324,7 +325,7 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 
 @hookimpl
-def tft_rebuild() -> Any:  # Any: the wrapper that the script's own function returns
+def tft_rebuild() -> Any:  # Any: the wrapper that the script's function `wrap` returns
     return _model() if _adopted.wrap is None else _adopted.wrap()
 
 

@@ -46,7 +46,7 @@ class AdaptorContract:
     in either order, so two ranks would not show a wrong order."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
-    # ---------------------------------------------------------------- the hooks
+    # ---------------------------------------------------------------- which hooks the adaptor has
 
     def test_needed_hooks_are_there(self) -> None:
         """
@@ -85,7 +85,7 @@ class AdaptorContract:
                 f"it raised {refusal or 'nothing'}"
             )
 
-    # ---------------------------------------------------------------- the training itself
+    # ---------------------------------------------------------------- training without incidents
 
     def test_two_undisturbed_jobs_are_identical(self) -> None:
         """
@@ -118,7 +118,7 @@ class AdaptorContract:
                 (joined(before, after), ranks.all("digests")), expected, "a job that was read"
             )
 
-    # ---------------------------------------------------------------- copies
+    # ---------------------------------------------------------------- copies of shards
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
@@ -169,7 +169,7 @@ class AdaptorContract:
             after = [ranks[0].ask("compared", shard) for shard in shards]
             assert before != after, "the state was damaged, and no digest of a shard has changed"
 
-    # ---------------------------------------------------------------- incidents
+    # ---------------------------------------------------------------- what hooks do in incidents
 
     def test_a_killed_rank_changes_no_bit(self) -> None:
         """
@@ -222,7 +222,7 @@ class AdaptorContract:
             ranks.all("train", CUT + 1)
             kept = ranks.all("backups")
             if kept[0] is None:
-                return  # this adaptor keeps no copies
+                return  # the adaptor keeps no copies of ended steps, so there is nothing to test
             for number, steps in enumerate(kept):
                 assert CUT + 1 in steps, (
                     f"rank {number} keeps no copy of the step that it has ended"
@@ -277,7 +277,7 @@ class AdaptorContract:
             ranks.form()
             ranks.all("train", CUT)
 
-    # ---------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------- writing, loading checkpoints
 
     def test_a_saved_job_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
         """
@@ -370,7 +370,7 @@ class AdaptorContract:
         expected = self.undisturbed()
         with self.begun() as ranks:
             if staged and not ranks[0].ask("stages"):
-                return  # this adaptor writes no periodic checkpoints
+                return  # the adaptor cannot stage shards, so there is nothing to test
             before = ranks.all("train", CUT)
             local_state = dict(enumerate(ranks.all("local_state", CUT)))
             state = ranks.all("digests")

@@ -65,7 +65,7 @@ class Training(ABC):
         """
 
     @abstractmethod
-    # Any: the wrapper that `tft_rebuild` returned
+    # `Any`, because `model` is the wrapper that `tft_rebuild` has returned, of any framework
     def step(self, model: Any, update: Update) -> object:
         """
         Train one step as the loop of a script does: draw a batch, compute, and change the state
@@ -96,7 +96,7 @@ class _Rank:
         self.hook = training.hooks()
         self._training = training(rank, world)
         self._rank, self._world = rank, world
-        self._model: Any = None  # Any: the wrapper of the framework, of any class
+        self._model: Any = None  # Any: the framework's wrapper of the model, of any class
         self._completed = 0
         self._local_states: dict[int, bytes] = {}
         self._staged: list[Callable[[Path], Sequence[str]]] = []
@@ -424,7 +424,7 @@ class RankProcess:
         """
         self._pipe.send((name, arguments))
 
-    def hear(self, name: str) -> Any:  # Any: the request decides what is returned
+    def hear(self, name: str) -> Any:  # Any: each kind of request has its own type of answer
         """
         Return the answer to a request that was sent. Raises `AssertionError` when the request
         failed, or when there is no answer within `LIMIT` seconds.
@@ -442,7 +442,7 @@ class RankProcess:
             raise AssertionError(f"rank {self.rank} could not do `{name}`:\n{failure}")
         return result
 
-    # Any: the request decides what is returned
+    # `Any`, because each kind of request has its own type of answer
     def ask(self, name: str, *arguments: object) -> Any:
         """
         Send a request to the rank, and wait for its answer (see `tell` and `hear`).
@@ -471,8 +471,8 @@ class Ranks:
         self._training = training
         self._world = world
         self._context = multiprocessing.get_context("forkserver")
-        # the preload has an effect only for the first job of a test run: later jobs use the fork
-        # server that runs already
+        # this preload works only for the first job of a test run: later jobs use the same fork
+        # server, which runs already
         self._context.set_forkserver_preload([__name__, training.__module__])
         self._formed = formed
         self._groups = 0
@@ -520,7 +520,7 @@ class Ranks:
     def _start(self, rank: int) -> RankProcess:
         return RankProcess(self._context, self._training, rank, self._world)
 
-    # Any: the request decides what is returned
+    # `Any`, because each kind of request has its own type of answer
     def all(self, name: str, *arguments: object) -> list[Any]:
         """
         Send a request to all ranks at once, and return their answers in the order of the ranks.

@@ -163,14 +163,14 @@ class ScriptedRank:
     def held(self) -> int | None:
         """
         The step of the complete state in memory. None inside the update window, or when the state
-        is incomplete. The session has the same property.
+        is incomplete. The session of a real rank has the same property.
         """
         return None if self.loop.window or self.state.torn else self.step
 
     @property
     def position(self) -> Position:
         """
-        The position of the rank. The session has the same property.
+        The position of the rank in its steps. The session of a real rank has the same property.
         """
         return Position(
             step=self.step, window=self.loop.window, tail=self.loop.tail, after=self.loop.after
@@ -199,7 +199,7 @@ class ScriptedRank:
             False,
         )
 
-    # ---------------------------------------------------------------- orders
+    # ---------------------------------------------------------------- how the rank obeys orders
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
@@ -228,7 +228,7 @@ class ScriptedRank:
         Carry out an order. Return None, or the reason why the rank could not carry it out.
 
         The function `gives` returns the steps of which a rank, given by its number, can give the
-        state. `stuck`: this rank was interrupted in the all-reduces of its next step.
+        state. `stuck` is True if this rank was interrupted in the all-reduces of its next step.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"

@@ -89,7 +89,7 @@ class JobShape:
     checkpoint_name: str = "step-{step:08d}"
     placement: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By shard: the ranks that hold a copy of it. If `groups` is empty, there is one shard,
+    """By shard: the ranks that hold a copy of the shard. If `groups` is empty, there is one shard,
     `dense`, which every rank holds."""
     spare: dict[int, int] = field(default_factory=dict)
     """By node: the number of additional ranks for which the node has room."""
@@ -610,7 +610,7 @@ class ScriptedJob(JobShape):
         """
         return [incident_report(each, _nobody_knows) for each in self.machine.incidents]
 
-    # ---------------------------------------------------------------- the ranks
+    # ---------------------------------------------------------------- how ranks carry out orders
 
     def _take(self, commands: list[Command]) -> None:
         for command in commands:
@@ -774,7 +774,7 @@ class ScriptedJob(JobShape):
         failures = self.script.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
-            one.state.torn = True  # a part of the rank's state is overwritten
+            one.state.torn = True  # the failed order has overwritten only a part of the state
         one.state.finds, one.state.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.script.stuck)
