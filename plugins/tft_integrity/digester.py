@@ -72,5 +72,6 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del work  # else this thread would keep the shards' memory alive while it waits for more
-            work
+            # `work` refers to the shards: delete it, so that this thread keeps no memory while it
+            # waits
+            del work

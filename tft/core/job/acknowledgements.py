@@ -34,8 +34,9 @@ class Acknowledgements:
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            # the process has entered the training loop. Record this even if the answer itself is
-            # ignored below: a new round may have begun since the rank sent the answer
+            # `repaired` says that the process has entered the training loop. Record this even if
+            # the answer itself is ignored below: a new round may have begun since the rank sent the
+            # answer
             rank_state.repaired = True
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
@@ -95,7 +96,7 @@ class Acknowledgements:
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
-                if message.order == "load":  # `load` also brings the rank-local state of the rank
+                if message.order == "load":  # a loaded checkpoint also brings rank-local state
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -204,8 +205,8 @@ class Acknowledgements:
             case "load":
                 self._unreadable(self._job.incident.progress.agreed)
             case "check":
-                # a check of links and devices that could not be run shows no fault, so the rank
-                # counts as if it had passed the check
+                # a check of links and devices that could not be run shows no fault, so let the rank
+                # pass the check
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
                     f"it could not be run: {why}",

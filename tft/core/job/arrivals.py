@@ -46,8 +46,8 @@ class Arrivals:
             known and agent == job.nodes.agents[message.node]
         ):
             return
-        # if the node had joined before, this is a new agent. The processes that the previous agent
-        # had started have ended with that agent
+        # if the node had joined before, this agent is a new one. The processes that the previous
+        # agent had started have ended with it, so record their end
         left = self._process_exits.emptied(message.node, silent=False) if known else []
         # a page is memory that an agent and a rank share. A new agent has new pages, so the
         # rank-local state on the pages of the previous agent is lost

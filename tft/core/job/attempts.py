@@ -257,7 +257,7 @@ class Attempts:
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause))
 
-    # ---------------------------------------------------------------- checks
+    # ---------------------------------------------------------------- checks of links and devices
 
     def _cut_off(self) -> None:
         """
@@ -303,7 +303,8 @@ class Attempts:
             )
         return bool(bad)
 
-    # ---------------------------------------------------------------- ends and isolations
+    # ---------------------------------------------------------------- end of the job, given-up
+    # nodes
 
     def salvage(self, lost: int) -> bool:
         """

@@ -499,8 +499,9 @@ class Comparison:
         last comparison.
         """
         job, first = self._job, self._equal(difference) + 1
-        # if copies were found to differ while the ranks trained, `differ` has added a reservation.
-        # Do not add another one if that reservation begins with an earlier or the same step
+        # if copies were found to differ while the ranks trained, the method `differ` has added a
+        # reservation already. Add no other one if that reservation begins with an earlier or the
+        # same step
         told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
@@ -528,8 +529,9 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the limit that is set here still admits copies of step `equal`. But if a rank holds that
-        # step now, its copy is one of those that differ, so mark its copy as disputed
+        # the ceiling that was just lowered still admits copies of step `equal`. If a rank in
+        # `wrong` holds that very step, its copy is one of those that differ, so mark the copy as
+        # disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         return self._corrupted(None, difference.step + 1, why)
@@ -637,7 +639,7 @@ def note_habits(job: Job, step: int) -> None:
     that tft cannot undo or repeat exactly. `step` is the step to whose end all ranks return, either
     to continue training or to save a checkpoint.
     """
-    if step == 0:  # no step was trained before it, so the loops have had no effect yet
+    if step == 0:  # the ranks return to the start, so the training loops have had no effect yet
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():

@@ -154,7 +154,8 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # the limit was restarted as often as allowed: now do what `late` says
+            # the time limit cannot be restarted again: do what the rule's field `late` says
+            case Late.RENEW:
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
@@ -166,7 +167,7 @@ class Deadlines:
         the rank is at fault. Also call it if most ranks have not answered `check`, because then no
         single rank is to blame. The freeze that follows shows which ranks cannot be reached.
         """
-        # all ranks wait at the same step boundary, so the step is the same for each of them
+        # `ranks` all wait between the same two steps, so the step of the first rank holds for all
         step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 

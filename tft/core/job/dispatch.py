@@ -127,8 +127,9 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                # the answer of the rank to the order `resume` may have been lost. A completed step
-                # also shows that the rank has entered the loop
+                # `repaired` says that the rank has entered the training loop. The answer to
+                # `resume` says so too, but may have been lost, so the report of a completed step
+                # also counts
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)
@@ -159,7 +160,7 @@ class Dispatch:
             case _:
                 assert_never(message)
 
-    # ---------------------------------------------------------------- requests
+    # ---------------------------------------------------------------- requests of operators
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node

@@ -1,5 +1,6 @@
 """
-Own the facts about the closed incidents of a job. Later decisions need these facts.
+Define the class for the facts about the closed incidents of a job. Later decisions need these
+facts.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """
-Own what the controller knows about the training state in the memory of a rank's process: the step
-of the state, which earlier copies the process keeps, and which of the copies may be wrong.
+Define what the controller knows about the training state in the memory of a rank's process: the
+step of the state, which earlier copies the process keeps, and which copies may be wrong.
 """
 
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
 """
-Own the facts of one incident: its faults, the recovery strategies that were tried, the step from
+Define the facts of one incident: its faults, the recovery strategies that were tried, the step from
 which training continues, and the time that each phase of the incident took.
 """
 
