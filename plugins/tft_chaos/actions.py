@@ -11,7 +11,8 @@ from typing import Any, NoReturn, assert_never
 from tft.spi import TrainingFault
 from tft_chaos.spec import Hang, Kill, Raise, Stop
 
-Theirs = Any  # an object of torch or MindSpore; its type is unknown, as nothing is imported here
+# the type of objects of torch and MindSpore: `Any`, because this package imports no framework
+Theirs = Any
 
 
 class ImitatedFault(TrainingFault, RuntimeError):
@@ -59,7 +60,8 @@ def _hang(*, gil: bool) -> NoReturn:
     """
     # PyDLL keeps the GIL while a C function runs, and CDLL releases the GIL
     library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)
-    mutex = ctypes.create_string_buffer(64)  # more bytes than a mutex has; zeros mean unlocked
+    # 64 bytes have room for any pthread_mutex_t, and zero bytes make an unlocked mutex
+    mutex = ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
     raise AssertionError("a mutex was taken twice")

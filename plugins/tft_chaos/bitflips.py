@@ -44,8 +44,8 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
     cell = cells.is_cell(model)
     held = {p.name: p for p in model.trainable_params()} if cell else _trained(model)
     name, parameter = choose(action, list(held), held, action.part)
-    # check the element and the bit now, so that `ChaosMissed` does not come in the middle of
-    # training
+    # raise `ChaosMissed` now, not in the middle of training, if the parameter does not have the
+    # element or the bit of `action`
     pattern_of(action, _memory(parameter, cell=cell))
 
     def came(gradient: Theirs) -> Theirs:

@@ -50,7 +50,8 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
-            # every peer sleeps now, but a peer has run since the last check: the count starts again
+            # all peers (ranks that get no fault) sleep now, but one has run since the last check.
+            # So count the successive checks from this one on
             glances = [glance]
         else:
             glances.append(glance)

@@ -54,7 +54,8 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
 
 class Striker:
     """
-    Carries out the specs that concern one process. All of its methods run on the training thread.
+    Carries out the specs (arguments of `--chaos`) that concern one process. All methods of this
+    class run on the training thread.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install hooks that make faults during a step in the user's model and optimizer.
+        In the user's model and optimizer, install the hooks that make faults during a step.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         self._model = model
@@ -109,7 +110,8 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                # `_between`, `tft_on_tail_ending` and `tft_on_order` make the faults of these
+                # other methods make the faults of these phases: `_between`, `tft_on_tail_ending`,
+                # `tft_on_order`
                 # phases
                 pass
             case _:
@@ -157,8 +159,8 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # Compare the step of the spec with the highest step that any rank has recorded for this
-        # incident. A replacement process has no state yet, and so does not know its own step.
+        # a replacement process has no state yet and does not know its own step. So use the highest
+        # step that any rank has recorded for this incident
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent

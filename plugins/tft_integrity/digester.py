@@ -72,6 +72,7 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            # `work` refers to the shards: delete it, so that this thread keeps no memory while it
+            # `work` refers to shards. Delete it, so that this thread does not keep their memory in
+            # use while it waits
             # waits
             del work

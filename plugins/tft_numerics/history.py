@@ -73,7 +73,8 @@ class History:
         """
         if len(self._values) < WARM:
             return None
-        # in nearly all steps the value is ordinary, and the median need not be computed again
+        # values up to `_ordinary` are no spikes. Nearly all values are, so the median is rarely
+        # needed
         if self._fresh and value <= self._ordinary:
             self._fresh -= 1
             return None

@@ -42,9 +42,9 @@ class Advisors:
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
         Tell the plugins that this controller leads, and give them a function that passes messages
-        on to `report`. A plugin may call the function at any time. The controller handles the
-        message like a report that came over the bus. If the message is not valid, the function
-        raises `UsageError` in the plugin.
+        on to the function `report`. A plugin may call the given function at any time. The
+        controller handles the message like a report that came over the bus. If the message is not
+        valid, the given function raises `UsageError` in the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -60,8 +60,8 @@ class Advisors:
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
         Start to ask all plugins for advice on an incident, and return at once. When all plugins
-        have answered, their advice is combined into one message, and `report` is called with this
-        message.
+        have answered, their advice is combined into one message, and the function `report` is
+        called with this message.
         """
 
         async def ask() -> None:

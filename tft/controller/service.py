@@ -100,8 +100,8 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        # start to compare the digests of slices now: if an earlier controller has led the job, the
-        # ranks may be training already
+        # ranks that train send digests of slices (parts of shards). Start to compare these digests
+        # now, because the ranks may be training already, under an earlier controller
         self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
@@ -456,7 +456,7 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
 
 
-# Any: asyncio puts values of several types into `context`
+# `Any`, because asyncio puts values of several types into `context`
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
     End the process of the controller at once, with exit code 70, because a callback of the event

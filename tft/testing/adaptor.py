@@ -43,7 +43,7 @@ class Model(Protocol):
 
 class Group:
     """
-    The process group of one rank: the connection to the other ranks through the store.
+    The process group of one rank: the connection to the other ranks through the rendezvous store.
     """
 
     def __init__(self, name: str, host: str, port: int, world: int) -> None:
@@ -82,8 +82,8 @@ class Group:
 
     def shut(self) -> None:
         """
-        Make `add` fail with `ConnectionError` on this rank, both in threads that wait in it now and
-        in later calls.
+        Make the method `add` fail with `ConnectionError` on this rank, both in threads that wait in
+        `add` now and in later calls.
         """
         with contextlib.suppress(OSError):  # `shutdown` raises if the connection is shut already
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -126,7 +126,8 @@ class _Rank:
 
     def form(self, name: str, port: int) -> None:
         """
-        Form the groups through the store at `port`, and build the wrapper of the model.
+        Form the process groups through the rendezvous store at `port`, and build the wrapper of the
+        model.
         """
         self.hook.tft_regroup(
             name=name, host="127.0.0.1", port=port, rank=self._rank, world=self._world
@@ -464,7 +465,7 @@ class Ranks:
     """
     The ranks of one job, and their rendezvous store, as a context manager that ends all processes.
 
-    With `formed`, the ranks form their groups when the context begins.
+    With `formed`, the ranks form their process groups when the context begins.
     """
 
     def __init__(self, training: type[Training], world: int, *, formed: bool = False) -> None:
@@ -531,7 +532,7 @@ class Ranks:
 
     def form(self) -> None:
         """
-        Form the groups of all ranks, under a name that no earlier group had.
+        Form the process groups of all ranks, under a name that no earlier group had.
         """
         self._groups += 1
         self.all("form", f"contract-{self._groups}", self._port)

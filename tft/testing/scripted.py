@@ -116,7 +116,7 @@ class JobShape:
 
     def __post_init__(self) -> None:
         """
-        Check the shape. Raises `UsageError` if `placement` lacks a rank.
+        Check the shape of the job. Raises `UsageError` if `placement` lacks a rank.
         """
         placed = {rank for ranks in self.placement.values() for rank in ranks}
         if self.placement and not placed >= set(range(self.world)):
@@ -292,9 +292,9 @@ class ScriptedJob(JobShape):
         self, rank: int, code: int = -9, *, stack: str = "", script_ended: bool = False
     ) -> None:
         """
-        End the process of a rank, and report the exit to the machine. `code` is the exit code; a
-        negative code is a signal. `script_ended` is True if the script of the rank had ended before
-        the process.
+        End the process of a rank, and report the exit to the job machine. `code` is the exit code;
+        a negative code is a signal. `script_ended` is True if the script of the rank had ended
+        before the process.
         """
         self._ends(self.ranks[rank], code, stack=stack, script_ended=script_ended)
 
@@ -358,7 +358,8 @@ class ScriptedJob(JobShape):
 
     def refuse(self, *ranks: int) -> None:
         """
-        Let ranks refuse the update of their present step, because of `script.numbers`.
+        Let ranks refuse the update of their present step. The dictionary `script.numbers` has the
+        digests that the ranks report with the refusal.
         """
         for one in (self.ranks[rank] for rank in ranks):
             one.training = False

@@ -51,8 +51,8 @@ class Acknowledgements:
             job.incident.exactness.marked(rank_state.rank, message.position)
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
-                # the rank holds only the initial state that its script has made. The job was
-                # started from a checkpoint, so this state does not count
+                # the job was started from a checkpoint, but the rank holds only the initial state
+                # that its script has made. This state does not count, so record None
                 None
             )
         compares = message.at - message.compared
@@ -138,8 +138,8 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            # no older checkpoint is left to load. While ranks load a checkpoint, the state in their
-            # memory does not count. Let it count again, so that the job can continue from it
+            # no older checkpoint is left, so the job must continue from state in memory. This state
+            # does not count while ranks load a checkpoint: let it count again
             if not older:
                 job.search(over=True)
 
@@ -197,8 +197,8 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # the rank could not go back to an earlier copy that it keeps. Do not use its
-                # earlier copies any more: the rank must fetch its state from other ranks
+                # the rank could not go back to an earlier copy that it keeps. Do not use any of its
+                # copies: `damaged` makes the rank fetch its state from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why

@@ -92,7 +92,7 @@ class Attempts:
         """
         Record that this rank may have sent wrong gradients to all ranks in its last update. Copies
         of the training state may be wrong from that update on, so they must not be used. If the
-        step of that update is not known yet, `locate` records it later.
+        step of that update is not known yet, the method `locate` records it later.
         """
         if not rank_state.repaired:
             return  # this process has not entered the training loop, so it has sent no gradients
@@ -345,8 +345,8 @@ class Attempts:
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
         Give up the node of a rank for the reason `why`: end all processes on the node, and never
-        start a process there again. An exception is a shard that only this node holds. Then do not
-        end the processes, but let the job save a last checkpoint and end.
+        start a process there again. But if only this node holds some shard, do not end the
+        processes: let the job save a last checkpoint and end.
         """
         job = self._job
         if rank_state.node is None:

@@ -203,8 +203,8 @@ class Comparison:
     def will_hold(self, ranks: Iterable[int], step: int) -> tuple[int, ...]:
         """
         Return those of `ranks` that are to digest their copies as soon as they have left their
-        loops at the end of `step`. This is a forecast of what `holders` will return when all ranks
-        have left their loops. If `holders` returns further ranks then, they must be asked as well.
+        loops at the end of `step`. This is a forecast of what the method `holders` will return when
+        all ranks have left their loops. If it returns further ranks, they must be asked as well.
         """
         job, shared = self._job, self._in_several_copies()
         ceiling = job.incident.spread.ceiling
@@ -227,9 +227,9 @@ class Comparison:
         """
         Return the ranks that must digest their copies: the members (the ranks that take part in
         training) with a copy of a shard that has several holders. Ranks whose copies may be wrong
-        are included, because `StrategyChoice.offers` may accept these copies later. If only one
-        holder of such a shard is left, that holder is included too: its copy is later compared with
-        the copies that other ranks fetch from it.
+        are included, because the method `StrategyChoice.offers` may accept these copies later. If
+        only one holder of such a shard is left, that holder is included too: its copy is later
+        compared with the copies that other ranks fetch from it.
         """
         shared = self._in_several_copies()
         return tuple(sorted(shared & {each.rank for each in self._sound(doubted=True)}))
@@ -445,7 +445,7 @@ class Comparison:
         Compare the copies of the shards after ranks were repaired (have fetched or loaded state).
         Return True if all copies are equal. Otherwise begin a new round of the incident, and return
         False. A rank whose fetched copy differs from the copies of other ranks is not trusted any
-        more. Any other difference is handled as in `judge`.
+        more. Any other difference is handled as the method `judge` handles it.
         """
         brought = {
             rank_state.rank
@@ -499,9 +499,9 @@ class Comparison:
         last comparison.
         """
         job, first = self._job, self._equal(difference) + 1
-        # if copies were found to differ while the ranks trained, the method `differ` has added a
-        # reservation already. Add no other one if that reservation begins with an earlier or the
-        # same step
+        # the method `differ` may have added a reservation (a reason why training may not continue
+        # exactly) already. Add no second one if that reservation begins with an earlier or the same
+        # step
         told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
@@ -529,8 +529,8 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the ceiling that was just lowered still admits copies of step `equal`. If a rank in
-        # `wrong` holds that very step, its copy is one of those that differ, so mark the copy as
+        # the ceiling (last step whose copies may be used) may still be step `equal`. But the copy
+        # of a rank that holds this very step is one of those that differ, so mark the copy as
         # disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
@@ -544,7 +544,7 @@ class Comparison:
         """
         job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:  # pass over only this shard of the rank, not its other shards
+        for rank in others:  # rule out later copies of this shard, not of the rank's other shards
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (
@@ -555,8 +555,9 @@ class Comparison:
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """
-        Add a `corruption` fault, because copies of a shard differ, unless `differ` has already
-        added such a fault for this rank. `rank` is None if it is not known which copy is wrong.
+        Add a `corruption` fault, because copies of a shard differ, unless the method `differ` has
+        already added such a fault for this rank. `rank` is None if it is unknown which copy is
+        wrong.
         """
         job = self._job
         if not job.incident.spread.equals or not any(
@@ -679,9 +680,9 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Drop the records that `note_tails` has made about interrupted tails of `step` or later steps.
-    Call this when all ranks load a checkpoint of `step`, because a checkpoint holds the state after
-    the whole tail of its step.
+    Drop the records that the function `note_tails` has made about interrupted tails of `step` or
+    later steps. Call this when all ranks load a checkpoint of `step`, because a checkpoint holds
+    the state after the whole tail of its step.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at < step

@@ -154,7 +154,8 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            # the time limit cannot be restarted again: do what the rule's field `late` says
+            # the time limit was restarted as often as allowed: react as the rule's field `late`
+            # says
             case Late.RENEW:
                 self._react(ORDERS[order].late, order, ranks)
             case _:

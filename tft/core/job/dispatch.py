@@ -191,8 +191,8 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            # a check of links and devices still runs on some ranks. If the other ranks trained now,
-            # the all-reduces of training and of the check could be mixed up
+            # a check of links and devices still runs on some ranks, so do not end the pause:
+            # all-reduces of training and of the check could be mixed up
             return self._job.tell("check_not_over")
         self._job.pausing.request, self._job.pausing.result = None, ""
         if reaction is R.RELEASE and not self._job.succession.gathering:

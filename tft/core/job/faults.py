@@ -83,8 +83,8 @@ class Faults:
             "numeric", None, message.step, message.at, message.summary, refused=True
         )
         # another rank may have applied the update that this rank refuses. Prefer states from before
-        # the update. If none is left, the later state is used, and the reservation that is added
-        # here tells the user of it
+        # the update. If none is left, the later state is used, and the sentence `why` in the report
+        # tells the user
         job.incident.spread.prefer(message.step - 1)
         why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
         job.incident.exactness.reservations.append((message.step, why))
@@ -149,7 +149,7 @@ class Faults:
             case "straggler":
                 return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                # record the fault here, unless it is a hang, which `terminate` records itself
+                # record only a `process` fault here: for a hang, `terminate` records the fault
                 if message.kind == "process":
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence

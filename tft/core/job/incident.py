@@ -146,7 +146,7 @@ class Spread:
     def tentative(self) -> bool:
         """
         True if the ceiling (the last step whose copies may be used) is lower than the faults
-        demand. `yield_to_need` raises the ceiling again if no usable copies are left otherwise.
+        demand. The method `yield_to_need` raises it again if no usable copies are left otherwise.
         """
         return self.ceiling != self.firm
 
@@ -311,10 +311,11 @@ class Exactness:
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks`, the steps whose functions a rank has called, from the last known position of
-        the rank. The process of the rank may have ended since. If a rank reports several positions
-        in one incident, the lowest counts. After a repair the rank is at another step, and its
-        position no longer shows which functions it has called.
+        Update the entry of a rank in `marks` (the last step after which the rank has called all
+        registered functions) from the last known position of the rank. The process of the rank may
+        have ended since. If a rank reports several positions in one incident, the lowest counts.
+        After a repair the rank is at another step, and its position no longer shows which functions
+        the rank has called.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))

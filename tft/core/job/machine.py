@@ -204,7 +204,7 @@ class Machine:
         """
         return self._job.pausing.result
 
-    # ---------------------------------------------------------------- events
+    # ---------------------------------------------------------------- handling of events
 
     def handle(self, event: Event) -> list[Command]:
         """
@@ -254,7 +254,8 @@ class Machine:
         if event.lost and job.state not in SETTLED:
             self._salvage(event.lost)
         if job.state is S.CHOOSING and not job.unsettled():
-            # the recovery plugins may not have got the question of the previous leader: ask again
+            # the question of the previous leader may not have reached the recovery plugins: ask
+            # them again
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
@@ -323,7 +324,7 @@ class Machine:
         """
         return self._deadlines.next()
 
-    # ---------------------------------------------------------------- invariants
+    # ---------------------------------------------------------------- check of the invariants
 
     def check(self) -> None:
         """

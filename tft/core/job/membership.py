@@ -1,6 +1,6 @@
 """
-Own what the controller knows about which ranks take part in a job, about the processes of the
-ranks, and about successors: processes that will replace processes that still train.
+Define what the controller knows about which ranks take part in a job, about the processes of
+the ranks, and about successors: processes that will replace processes that still train.
 """
 
 from collections.abc import Callable, Iterable

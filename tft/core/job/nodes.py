@@ -1,5 +1,5 @@
 """
-Own what the controller knows about the nodes of a job.
+Define what the controller knows about the nodes of a job.
 """
 
 from collections.abc import Collection, Mapping

@@ -113,8 +113,8 @@ class Pausing:
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
-            # mark the successor as tried, so that the ranks are not gathered for it a second time,
-            # because that would probably fail too
+            # `invited` marks the successor as tried. So the ranks are not gathered for it a second
+            # time, which would probably fail too
             successor.process.invited = True
         self.release()
 
@@ -125,7 +125,7 @@ class Pausing:
         """
         job = self._job
         if job.succession.gathering:
-            # keep `pausing.request`: if a pause was requested meanwhile, it comes next
+            # keep `pausing.request`: a pause that was requested during the gathering begins next
             job.succession.gathering = False
         else:
             job.pausing.request = None

@@ -1,6 +1,6 @@
 """
-Own every limit and setting that the decisions about a job use. Times are in seconds. The text under
-a limit says why it has its value.
+Define every limit and setting that the decisions about a job use. Times are in seconds. The text
+under a limit says why it has its value.
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class ProcessExits:
         agent = job.nodes.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
-            return None  # the report is about an earlier agent of a node that has joined again
+            return None  # the report is about an earlier agent: the node has joined again since
         job.nodes.lost.add(message.node)
         if (
             message.node not in job.nodes.ranks

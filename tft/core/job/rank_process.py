@@ -1,5 +1,5 @@
 """
-Own the facts about one process of a rank. The process holds the rank, has held it, or is a
+Define the facts about one process of a rank. The process holds the rank, has held it, or is a
 successor that will take the rank over.
 """
 

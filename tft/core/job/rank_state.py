@@ -1,5 +1,5 @@
 """
-Own the facts that the controller knows about each rank.
+Define the facts that the controller knows about each rank.
 """
 
 from dataclasses import dataclass, field

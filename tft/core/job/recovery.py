@@ -44,7 +44,7 @@ class Recovery:
         self.restart = Restart(job, self.attempts, self.comparison, self.choice)
         self.takeover = Takeover(job, self.attempts, self.replan)
 
-    # ---------------------------------------------------------------- the moves
+    # ---------------------------------------------------------------- moves to the next state
 
     def advance(self) -> bool:
         """
@@ -142,7 +142,7 @@ class Recovery:
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # ranks do not digest their copies twice in the same round
+        job.incident.round += 1  # a rank digests its copies only once in a round
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:
@@ -167,7 +167,8 @@ class Recovery:
         interrupted.
         """
         job = self._job
-        # `warm` leaves out successors that have failed to take over before: these are being ended
+        # the method `warm` leaves out successors that are being ended, after they failed to take
+        # over
         warm = job.succession.warm()
         back = [
             job.ranks.states[r]
@@ -296,7 +297,7 @@ class Recovery:
             else:
                 rank_state.process.blame = ""
 
-    # ---------------------------------------------------------------- losses
+    # ---------------------------------------------------------------- ranks without a process
 
     def lost(self, *rank_states: RankState) -> None:
         """

@@ -1,6 +1,6 @@
 """
-Own what is known about refused updates: ranks have not applied them, because their numbers were bad
-(NaN, Inf or a spike). Find out the cause: the data or the model, or a device.
+Define what is known about refused updates: ranks have not applied them, because their numbers were
+bad (NaN, Inf or a spike). Find out the cause: the data or the model, or a device.
 """
 
 from dataclasses import dataclass, field
@@ -148,7 +148,7 @@ class Refusals:
         """
         self.under_way = self.refusing = False
         if self.present is not None and self.present.skipped:
-            self.present = None  # the step gets other batches now, so begin a new record of it
+            self.present = None  # the step is computed from other batches now: drop its record
 
     def leave_out(self, record: RefusedStep) -> None:
         """

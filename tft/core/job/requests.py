@@ -1,6 +1,6 @@
 """
-Own the requests of operators and programs that are not completed yet: a pause, and the end of the
-job.
+Define the requests of operators and programs that are not completed yet: a pause, and the end of
+the job.
 """
 
 from dataclasses import dataclass, field

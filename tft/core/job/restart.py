@@ -70,7 +70,7 @@ class Restart:
             )
             if isinstance(repair, str):
                 decision.failed[decision.base] = repair
-                decision.plan = None  # so that the next call chooses another strategy
+                decision.plan = None  # the next call of `start` then chooses another strategy
                 return True
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
             note_lost_step(job, repair.step)
@@ -377,8 +377,8 @@ class Restart:
         ):
             return False
         # at the step of the checkpoint from which the job started, it is unknown whether the
-        # earlier run has called the functions. After a `corruption` fault, ranks may have called
-        # the functions with a wrong copy of the state
+        # earlier run has called the functions that follow a step. After a `corruption` fault, ranks
+        # may have called these functions with a wrong copy of the state
         if step == job.training.first or any(f.kind == "corruption" for f in incident.faults):
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()

@@ -1,6 +1,6 @@
 """
-Own all facts that the controller knows about a job, and small operations on these facts. The other
-modules of the job machine share the operations. No decision is made here.
+Define all facts that the controller knows about a job, and small operations on these facts. The
+other modules of the job machine share the operations. No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
@@ -267,7 +267,7 @@ class Job:
         """
         return order(**self.key(), to=tuple(sorted(self.ranks.members)), **facts)
 
-    def key(self) -> dict[str, Any]:  # Any: the fields have different types
+    def key(self) -> dict[str, Any]:  # Any: the fields of an order have different types
         """
         Return the values of the fields that all orders to ranks have, by name of the field: epoch,
         incident, round, and the incarnations of the ranks.

@@ -42,7 +42,7 @@ class StrategyChoice:
         self._shutdown = shutdown
         self._comparison = comparison
 
-    # ---------------------------------------------------------------- offers and advice
+    # ---------------------------------------------------------------- offers, questions to plugins
 
     def consider(self) -> None:
         """
@@ -53,13 +53,14 @@ class StrategyChoice:
         node.
         """
         job, incident = self._job, self._job.incident
-        # drop the plan and the advice of an earlier choice in this incident
+        # a plan and advice from an earlier choice in this incident do not hold any more
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
             # begin a new round, so that advice about the offers of the old round is ignored
             incident.round += 1
         if job.unsettled():
-            # do not wait any more for advice about the offers that were made before
+            # end the wait for plugins that were asked in the old round: their advice would be
+            # ignored
             job.timing.deadline = None
             return
         if job.state is S.CLEARING:
@@ -181,7 +182,7 @@ class StrategyChoice:
                     left[node] -= 1
         return without
 
-    # ---------------------------------------------------------------- advice
+    # ---------------------------------------------------------------- advice of recovery plugins
 
     def advised(self, message: Advised) -> None:
         """
@@ -217,7 +218,7 @@ class StrategyChoice:
         else:
             self.decide()
 
-    # ---------------------------------------------------------------- the decision
+    # ---------------------------------------------------------------- choosing a strategy
 
     def decide(self) -> None:
         """

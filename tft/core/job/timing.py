@@ -1,6 +1,6 @@
 """
-Own the present time (the time of the event that is being handled), and the deadline of the present
-state of a job.
+Define the present time (the time of the event that is being handled), and the deadline of the
+present state of a job.
 """
 
 from dataclasses import dataclass

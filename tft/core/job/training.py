@@ -1,5 +1,5 @@
 """
-Own the facts about the progress of training, about rollbacks, and about checkpoints.
+Define the facts about the progress of training, about rollbacks, and about checkpoints.
 """
 
 from collections import Counter

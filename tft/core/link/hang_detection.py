@@ -35,15 +35,17 @@ class HangDetection:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        # by rank: the incarnation and the step in its last heartbeat, and the time of this step
+        # for each rank: the incarnation and the step in its last heartbeat, and the time of this
+        # step
         self._last: dict[int, tuple[int, int, float]] = {}
         self._moved = float("-inf")
         self._warming = False
-        # by node: the local time at which its last heartbeat arrived; the longest silent node first
+        # for each node: the local time at which its last heartbeat arrived. The node that has been
+        # silent longest comes first
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
-        # by node: the smallest difference seen between the local time at which a heartbeat arrived
-        # and the time in the heartbeat, which the node has taken from its own clock
+        # for each node: the smallest difference seen between the local time at which a heartbeat
+        # arrived and the time in the heartbeat, which the node has taken from its own clock
         self._offsets: dict[int, float] = {}
 
     @property

@@ -55,7 +55,7 @@ class _Steps:
         if step <= self.last:
             return
         self.ahead.add(step)
-        if len(self.ahead) > WAITING:  # the digests of the missing step were lost: skip that step
+        if len(self.ahead) > WAITING:  # the digests of step `last` + 1 were lost: skip that step
             self.last, self.run = min(self.ahead) - 1, 0
         while self.last + 1 in self.ahead:
             self.last += 1
@@ -213,7 +213,9 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # limit the memory when a rank sends no digests
+        # drop the digests of the oldest step, because a rank that sends no digests would make
+        # `_waiting` grow without limit
+        if len(self._waiting) > KEPT:
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return

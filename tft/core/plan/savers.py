@@ -75,8 +75,8 @@ def savers(
 ) -> dict[int, tuple[str, ...]]:
     """
     Assign each shard to exactly one rank, which has the shard as it was at the end of `step` and
-    will write it. Without `spread`, this is the first such rank in the shard group. With `spread`,
-    it is a rank on the node that has the fewest shards to write so far.
+    will write it. Without `spread`, this is the first such rank among the holders of the shard.
+    With `spread`, it is a rank on the node that has the fewest shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}

@@ -1,5 +1,5 @@
 """
-Own the rank machine: it decides what the process of one rank does with the orders that it receives.
+The rank machine: it decides what the process of one rank does with the orders that it receives.
 The machine is pure: it reads no clock and does no I/O.
 
 The control thread of the process runs this machine. The training thread is either in the user's
@@ -355,7 +355,7 @@ class RankMachine:
             self._wake = None
         return self._next()
 
-    # Any: the fields of an answer have different types
+    # `Any`, because the fields of an answer have different types
     def _answer(self, name: OrderName, **facts: Any) -> Answer:
         answer = Answered(
             rank=self.rank,
