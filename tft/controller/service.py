@@ -138,9 +138,8 @@ class Controller:
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
         Bring the job machine to the state that follows from the readable part of a damaged story,
-        so
-        that the ranks can still save a last checkpoint. Raises the exception `damage` if too little
-        of the story is readable for that.
+        so that the ranks can still save a last checkpoint. Raises the exception `damage` if too
+        little of the story is readable for that.
         """
         told = salvaged_run(path, self._settings.job, self._settings.run)
         if told is None:

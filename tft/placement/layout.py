@@ -109,8 +109,7 @@ class Layout:
         self._check_dense()
         self._check_experts()
 
-    # ------------------------------------------------------------ sizes of groups, numbers of
-    # copies
+    # ------------------------------------------------------------ sizes and numbers of copies
 
     @property
     def world(self) -> int:

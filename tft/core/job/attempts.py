@@ -303,8 +303,7 @@ class Attempts:
             )
         return bool(bad)
 
-    # ---------------------------------------------------------------- end of the job, given-up
-    # nodes
+    # ---------------------------------------------------------------- ending jobs, giving up nodes
 
     def salvage(self, lost: int) -> bool:
         """
