@@ -31,7 +31,7 @@ class ChaosMissed(RuntimeError):
 
 def act(action: Kill | Stop | Hang | Raise) -> None:
     """
-    Carry out the action on the calling thread or on its process.
+    Carry out an action of chaos on the calling thread or on its process.
 
     A `Raise` raises its exception. A `Stop` returns when another process has sent SIGCONT. A `Kill`
     or a `Hang` never returns.

@@ -51,7 +51,7 @@ class Memory(Protocol):
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content of the tensor by these bytes.
+        Replace the content of the tensor by the bytes `content`.
         """
 
 
@@ -67,7 +67,7 @@ class Pattern:
     period: int | None
     """The distance between two successive changed elements. None if only one element is changed."""
     number: int
-    """How many elements are changed."""
+    """The number of elements that are changed."""
     bits: tuple[int, ...]
     """The numbers of the bits that flip in each element. Bit 0 is the least significant bit."""
 

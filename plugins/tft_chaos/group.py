@@ -29,7 +29,7 @@ class Victim:
     index: int
     """The number of the spec on the command line, counted from 0."""
     ranks: tuple[int, ...]
-    """All ranks at which the spec is aimed."""
+    """All ranks at which the spec (the argument of `--chaos`) is aimed, with `rank` among them."""
     rank: int
 
     @property

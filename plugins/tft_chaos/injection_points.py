@@ -47,13 +47,13 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has made all its faults.
+        True if the spec (an argument of `--chaos`) has made as many faults as its `count` says.
         """
         return self._fired >= self.spec.count
 
     def due(self, step: int) -> bool:
         """
-        Return whether the spec makes its next fault at this step.
+        Return whether the spec (an argument of `--chaos`) makes its next fault at `step`.
         """
         return not self.spent and step == self.spec.step + self._fired
 
@@ -158,7 +158,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
     Arrange that the function `seen` is called as `seen(number, of)` whenever a gradient is computed
-    in a backward pass.
+    in a backward pass of the model.
 
     `number` counts the gradients of the pass from 1, in the order in which they are computed. `of`
     is the number of trained parameters.
@@ -220,11 +220,11 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Arrange that, in the steps of `specs`, this rank writes a marker file when it has computed its
-    last gradient.
+    Arrange that this rank writes a marker file when it has computed its last gradient, in each step
+    in which a spec in `specs` makes a fault.
 
-    `specs` are specs of phase `collective` that are aimed at other ranks. Those ranks wait for the
-    marker files before they make their fault.
+    `specs` are specs (arguments of `--chaos`) of phase `collective` that are aimed at other ranks.
+    Those ranks wait for the marker files before they make their fault.
     """
 
     def seen(number: int, of: int) -> None:

@@ -33,8 +33,8 @@ class Firing:
     step: int
     phase: str | None
     evidence: Mapping[str, object]
-    """Facts which show that the process was in the phase of the spec, such as how many gradients it
-    had computed."""
+    """Facts which show that the process was in the phase of the spec, such as how many gradients
+    the process had computed."""
 
 
 class Ledger:

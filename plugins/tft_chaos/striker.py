@@ -28,8 +28,8 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
     """
     Return the object that carries out the specs (the arguments of `--chaos`) in this process.
 
-    Return None if no spec concerns this process, or if all specs that concern it have made all
-    their faults.
+    Return None if no spec concerns this process, or if all specs that concern the process have made
+    all their faults.
     """
     ledger = Ledger(session.run_dir)
     marks = BarrierFiles(session.run_dir, session.rank)

@@ -58,7 +58,8 @@ class History:
 
     def clear(self) -> None:
         """
-        Forget all values.
+        Forget all values of this number, so that no value is a spike until enough new values are
+        known.
         """
         self._fresh = 0
         self._values.clear()

@@ -34,7 +34,7 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Return True if some plugin can give advice on incidents: it implements the hook
+        Return True if some plugin can give advice on incidents, because it implements the hook
         `tft_advise`.
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
@@ -53,7 +53,7 @@ class Advisors:
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Tell the plugins about an event that operators want to know. `event` is the name of the
-        event, and `facts` maps the names of its details to their values.
+        event, and `facts` maps the name of each detail of the event to its value.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 

@@ -41,7 +41,8 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
-"""The time in seconds after which an order is sent again if its receiver has not answered."""
+"""The time in seconds after which the controller sends an order again, if the receiver of the order
+has not answered."""
 LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
 when there is nothing new to say. The time is long because every rank reads each `Lead`."""
@@ -49,8 +50,8 @@ REMEMBERED = 100
 """The number of warnings about malformed messages that are remembered. A remembered warning is not
 logged again."""
 FAREWELL = 3.0
-"""The time in seconds that the controller waits at its end for the agents to learn that the job is
-over and to disconnect."""
+"""The time in seconds for which the controller waits before it ends. In this time the agents must
+learn that the job is over, and disconnect."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
@@ -61,7 +62,8 @@ log = structlog.get_logger()
 
 def main(settings: JobSettings) -> int:
     """
-    Lead one job until it is over. Return the exit code of the job, which is also that of `tft run`.
+    Run the controller of one job until the job is over. Return the exit code of the job, which is
+    also the exit code of `tft run`.
     """
     raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
@@ -97,7 +99,8 @@ class Controller:
         self._report = ReportFile(settings, plugins)
         self._warnings = Warnings()
         self._lost = 0
-        """The number of events of a damaged story that could not be read."""
+        """The number of events that could not be read because the story (the record of all events)
+        is damaged."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
         # ranks that train send digests of slices (parts of shards). Start to compare these digests

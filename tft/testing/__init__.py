@@ -1,4 +1,4 @@
 """
-A scripted job with scripted ranks, an adaptor without a framework, and tests for the contract of an
-adaptor. Authors of adaptors and plugins can use them too.
+Helps to test tft and its plugins: a scripted job with scripted ranks, an adaptor without a
+framework, and the tests that every adaptor must pass.
 """

@@ -35,7 +35,7 @@ from tft.spi.types import Buffer, ShardPayload
 
 class Model(Protocol):
     """
-    An object that can be adopted as the model.
+    An object that a script can pass to `session.adopt` as the model.
     """
 
     values: "array.array[float]"
@@ -59,7 +59,7 @@ class Group:
         Send the number of this rank, wait for all ranks, and return the sum of their numbers. The
         sum does not depend on the order in which the numbers arrive.
 
-        Raises `ConnectionError` when the group is broken.
+        Raises `ConnectionError` when the process group is broken.
         """
         # `tft_regroup` makes the first call to form the group, which is no collective of a step
         if self._turn:
@@ -112,7 +112,8 @@ class Store(socketserver.ThreadingTCPServer):
 
     def add(self, key: str, world: int, number: float) -> float:
         """
-        Wait until `world` numbers have come under `key`, and return their sum.
+        Wait until the numbers of `world` ranks have arrived under the key `key`, and return the sum
+        of these numbers.
         """
         with self._full:
             numbers = self._sums.setdefault(key, [])
@@ -140,12 +141,12 @@ class _Adopted:
     data: Any = None  # Any: an object of the script, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
     apart: bool = False
-    """True if each rank has a shard of its own."""
+    """True if each rank has a shard of its own. False: all ranks hold copies of one shard."""
     reload: Callable[[int | None], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
-    """The copies of the state, by step. Other threads read this mapping, so it is replaced as a
-    whole and never changed."""
+    """By step: the copy of the state that this rank keeps. Other threads read this mapping, so the
+    mapping is replaced as a whole and never changed."""
 
     def contributing(self) -> None:
         """

@@ -25,19 +25,20 @@ from tft.testing.contract_ranks import LIMIT, RankProcess, Ranks, Training
 __all__ = ["AdaptorContract", "Training"]
 
 LAST = 5
-"""The last step of each job."""
+"""The last step that each job in these tests trains."""
 CUT = 2
-"""The step after which the tests disturb the job."""
+"""The step after which the tests disturb the job, for example by killing a rank."""
 KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # all values of the Literal type
 
 Record = tuple[list[list[object]], list[dict[str, str]]]
 """The results of a job: for each rank the values that its steps have returned, and for each rank
-its final digests."""
+the digests of its final state."""
 
 
 class AdaptorContract:
     """
-    The tests of an adaptor. A subclass sets `training`, the class of its training.
+    The tests that an adaptor must pass. A subclass sets `training` to the class of its small
+    training program.
     """
 
     training: ClassVar[type[Training]]
@@ -122,7 +123,7 @@ class AdaptorContract:
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
-        All ranks that hold a shard name the same ranks as its holders. If two ranks disagree, tft
+        All ranks that hold a shard name the same holders of the shard. If two ranks disagree, tft
         takes copies from ranks that have no copy.
         """
         with self.begun() as ranks:
@@ -254,8 +255,8 @@ class AdaptorContract:
 
     def test_a_rank_that_waits_is_known_to_wait(self) -> None:
         """
-        `tft_waiting` returns True for a rank that waits in a collective. If the hook returns False,
-        tft treats this rank as the one that hangs.
+        The hook `tft_waiting` returns True for a rank that waits in a collective. If the hook
+        returns False, tft treats this rank as the one that hangs.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -266,8 +267,8 @@ class AdaptorContract:
 
     def test_quiesce_may_be_called_at_any_time(self) -> None:
         """
-        `tft_quiesce` does no harm when no rank hangs, or when no groups exist. New groups can be
-        formed after the call.
+        The hook `tft_quiesce` does no harm when no rank hangs, or when no process groups exist. New
+        process groups can be formed after the call.
         """
         with self.begun() as ranks:
             ranks.all("quiesce")
@@ -298,7 +299,7 @@ class AdaptorContract:
     def begun(self) -> Ranks:
         """
         Return the ranks of a new job, as a context manager. When a test enters the context, the
-        ranks form their groups.
+        ranks form their process groups.
         """
         return Ranks(self.training, self.world, formed=True)
 
@@ -327,8 +328,8 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks except `but` begin a step, which they cannot finish without that rank, and
-        interrupt the step with `tft_quiesce`.
+        Let all ranks except the rank `but` begin a step, which they cannot finish without that
+        rank. Interrupt the step with the hook `tft_quiesce`.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -355,8 +356,8 @@ class AdaptorContract:
 
     def go_on(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Form new groups, and roll all ranks back to the end of `step`. `local_state` contains the
-        rank-local state of each rank that has a new process.
+        Form new process groups, and roll all ranks back to the end of `step`. `local_state`
+        contains the rank-local state of each rank that has a new process.
         """
         ranks.form()
         for rank in ranks:
@@ -364,8 +365,9 @@ class AdaptorContract:
 
     def saved_and_loaded(self, directory: Path, *, staged: bool) -> None:
         """
-        Save a job after step `CUT`, load it in new processes, and compare its end with that of an
-        undisturbed job. With `staged`, the shards are copied in memory and written later.
+        Save a job after step `CUT`, load the job in new processes, and compare the end of the job
+        with that of an undisturbed job. With `staged`, the shards are copied in memory and written
+        later.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -404,8 +406,8 @@ class AdaptorContract:
 
     def writers(self, ranks: Ranks) -> Iterator[tuple[RankProcess, list[str]]]:
         """
-        Yield the ranks that write a checkpoint, each with the shards that it writes. Each shard is
-        written by one of its holders.
+        Yield the ranks that write a checkpoint, each with the shards that the rank writes. Each
+        shard is written by one of its holders.
         """
         shards = {shard: holders for told in ranks.all("shards") for shard, holders in told.items()}
         for rank in ranks:

@@ -29,13 +29,14 @@ from tft.plugins import load_adaptor
 from tft.spi.state import part_digests
 
 LIMIT = 60.0
-"""The time in seconds within which the process of a rank must answer a request. If it takes longer,
-the test fails."""
+"""The time in seconds within which the process of a rank must answer a request. If the answer takes
+longer, the test fails."""
 
 Update = Callable[[], AbstractContextManager[None]]
 """The type of a function that opens the update window, as `session.update` does."""
 Payload = tuple[bytes, list[tuple[str, bytes]]]
-"""A shard as it is sent: its `meta`, and the name and content of each of its buffers."""
+"""A shard as it is sent from rank to rank: the bytes `meta`, and the name and content of each
+buffer."""
 
 
 class Training(ABC):
@@ -82,14 +83,15 @@ class Training(ABC):
     @classmethod
     def hooks(cls) -> pluggy.HookRelay:
         """
-        Return the hooks of the adaptor.
+        Load the adaptor, and return its hooks (a `HookRelay` of pluggy).
         """
         return load_adaptor(cls.adaptor).hook
 
 
 class _Rank:
     """
-    The requests that the process of a rank can carry out, on its training thread.
+    The requests of a test that the process of a rank carries out on its training thread. Each
+    public method is one request.
     """
 
     def __init__(self, training: type[Training], rank: int, world: int) -> None:
@@ -136,8 +138,8 @@ class _Rank:
 
     def begin(self) -> None:
         """
-        Roll this rank back to step 0, to the rank-local state that it has now. A job does this
-        after it has formed its first groups.
+        Roll this rank back to step 0, to its present rank-local state. A job does this after the
+        first process groups are formed.
         """
         self.roll_back(0, self.capture())
 
@@ -214,7 +216,7 @@ class _Rank:
 
     def damage(self) -> None:
         """
-        Damage one element of the state of this rank.
+        Damage one element of the state of this rank, as a memory fault would.
         """
         self._training.damage()
 
@@ -234,8 +236,8 @@ class _Rank:
 
     def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
-        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, take the
-        shard from the copy in memory that `tft_backup` has made.
+        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, return the
+        copy that the hook `tft_backup` has made in memory.
         """
         payload = self.hook.tft_give(shard=shard, step=step, kept=kept)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
@@ -260,13 +262,13 @@ class _Rank:
 
     def local_state(self, step: int) -> bytes:
         """
-        Return the rank-local state at the end of `step`.
+        Return the rank-local state that this rank has captured at the end of `step`.
         """
         return self._local_states[step]
 
     def capture(self) -> bytes:
         """
-        Capture the rank-local state now.
+        Return the present rank-local state of this rank, as the adaptor captures it.
         """
         captured: bytes = self.hook.tft_capture(closing=False)
         return captured
@@ -274,8 +276,8 @@ class _Rank:
     def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
         Roll this rank back to the end of `step`. `local_state` is the rank-local state that an
-        earlier process of the rank has captured. If it is None, use the state that this process has
-        captured.
+        earlier process of the rank has captured. If `local_state` is None, use the state that this
+        process has captured.
         """
         state = self._local_states[step] if local_state is None else local_state
         self.hook.tft_rollback(local_state=state, step=step)
@@ -309,7 +311,7 @@ class _Rank:
 
     def stage(self, shards: list[str]) -> None:
         """
-        Copy shards in memory. `write_staged` writes the copies later.
+        Copy shards in memory. The method `write_staged` writes these copies later.
         """
         self._staged = [self.hook.tft_stage(shard=shard, step=self._completed) for shard in shards]
 
@@ -403,7 +405,7 @@ def _serve_store(pipe: Connection, training: type[Training]) -> None:
 
 class RankProcess:
     """
-    The process of one rank, as a test uses it.
+    The process of one rank, to which a test sends requests.
     """
 
     def __init__(
@@ -453,7 +455,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """
-        End the process with SIGKILL.
+        End the process of the rank with SIGKILL.
         """
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
 """
-Handles the answers of ranks to the orders of the controller. An answer says that the rank has
+Handles the answers of ranks to the orders of the controller. In an answer, a rank says that it has
 carried out the order, or why it could not.
 """
 
@@ -29,8 +29,8 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        Handle the answer of a rank to an order. Ignore the answer if the job does not wait for it
-        any more, for example because a new round has begun.
+        Handle the answer of a rank to an order. Ignore the answer if the job does not wait for this
+        answer any more, for example because a new round has begun.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:

@@ -1,6 +1,6 @@
 """
 Handles nodes, rendezvous stores and processes that join the job. Decides whether a process may hold
-the rank that it claims, and from when on this process gets orders.
+the rank that it claims, and from when on the process gets orders.
 """
 
 from tft.core.job.process_exits import ProcessExits
@@ -100,7 +100,7 @@ class Arrivals:
 
     def spawned(self, message: Spawned) -> None:
         """
-        Record that an agent has started the process that it was ordered to start.
+        Record that an agent has started a process, as the controller had ordered.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
         if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
@@ -165,8 +165,8 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        Record that the process of a rank has called `Session.run`, so that it can carry out orders.
-        Also record what the process declares, for example which shards it holds.
+        Record that the process of a rank has called `Session.run`, so that the process can carry
+        out orders. Also record what the process declares, for example which shards it holds.
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY

@@ -74,8 +74,8 @@ class Attempts:
 
     def step_of(self, rank_state: RankState) -> int:
         """
-        Return the step that a rank is computing. Return 0 if the rank is training and has not yet
-        reported how far it has come.
+        Return the step that a rank is computing. Return 0 if the step is unknown, because the rank
+        is training and has not reported its position yet.
         """
         trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else rank_state.position.step + 1
@@ -166,9 +166,9 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present recovery strategy again in a new round, because it has failed for the
-        reason `why`. After `policy.attempts` failures the strategy is not tried again in this
-        incident.
+        Begin the present recovery strategy again in a new round, because the strategy has failed
+        for the reason `why`. After `policy.attempts` failures the strategy is not tried again in
+        this incident.
         """
         self.open()
         self.count(self._job.incident.decision.attempts + 1, why)
@@ -262,8 +262,8 @@ class Attempts:
     def _cut_off(self) -> None:
         """
         End a check of links and devices that a fault has interrupted. Use the findings of the ranks
-        that had finished the check. Do not repeat the check, because it could lead to the same
-        fault again.
+        that had finished the check. Do not repeat the check, because a second check could lead to
+        the same fault again.
         """
         job = self._job
         job.pausing.request = None
@@ -274,8 +274,8 @@ class Attempts:
 
     def findings(self) -> list[str]:
         """
-        Return the findings of the last check of links and devices, the most serious first. If
-        several ranks report the same finding, it is listed once, with the numbers of these ranks.
+        Return the findings of the last check of links and devices, the most serious first. A
+        finding that several ranks report is listed once, with the numbers of these ranks.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):

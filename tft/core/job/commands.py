@@ -13,7 +13,7 @@ from tft.protocol.messages import Order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOver:
     """
-    The outcome of the job. When the machine returns it as a command, the controller writes the
+    The outcome of the job. When the job machine returns this command, the controller writes the
     report of the job and exits.
     """
 
@@ -28,8 +28,8 @@ class JobOver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """
-    The facts about one rank that recovery plugins get when they are asked which recovery strategy
-    the job should follow.
+    The facts about one rank that the controller gives to recovery plugins when it asks them which
+    recovery strategy the job should follow.
     """
 
     rank: int
@@ -41,8 +41,8 @@ class RankFacts:
     alive: bool
     """True if the rank has a process that can carry out orders and is not being ended."""
     held: int | None
-    """The step at whose end the rank had the complete training state that is in its memory. None:
-    the rank has no complete state."""
+    """The step whose state is in the memory of the rank: the complete training state at the end of
+    this step. None: the rank has no complete state."""
     sound: bool
     """True if nothing is known that makes the state of step `held` wrong."""
     backups: tuple[int, ...]
@@ -51,8 +51,8 @@ class RankFacts:
     shards: tuple[str, ...]
     """The shards of which the rank holds a copy."""
     column: tuple[int, ...]
-    """The ranks of the model replica to which this rank belongs. The ranks of one replica can leave
-    the job, and come back to it, only together."""
+    """The ranks of the model replica to which this rank belongs. All ranks of a replica must leave
+    the job together, and come back together."""
     unplaceable: str
     """Why no other process can be started for the rank. Empty: another process can be started, or
     the rank has not lost its process."""

@@ -22,8 +22,8 @@ a part that differs from rank to rank by design, so this part is not compared.""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    The digests of all shards that one rank holds, and the facts that decide how they are compared
-    with the digests of other ranks.
+    The digests of all shards that one rank holds, and the facts that decide how these digests are
+    compared with the digests of other ranks.
     """
 
     rank: int
@@ -34,8 +34,8 @@ class Copy:
     """True if the rank left its loop in the tail of `step` (the code between the update and the end
     of the step). Then a part of the tail was perhaps not run."""
     line: str = ""
-    """The line of code (FILE:LINE) at which the rank left its loop, if this was in the tail of the
-    step. Empty: not known, or not in a tail."""
+    """The line of code (FILE:LINE) in the tail of the step at which the rank left its loop. Empty:
+    the line is not known, or the rank did not leave its loop in a tail."""
     brought: bool = False
     """True if the rank fetched its copies from other ranks in this incident. A fetched copy repeats
     the copy of its source and does not prove that the source is right. So fetched copies do not
@@ -51,7 +51,7 @@ class Difference:
     shard: str
     step: int
     right: tuple[int, ...]
-    """The ranks whose copies are right. Empty if it is not known which copies are right."""
+    """The ranks whose copies are right. Empty: it is not known which copies are right."""
     wrong: tuple[int, ...]
     """The ranks whose copies differ from the right copies. If `right` is empty: all ranks that hold
     different copies."""
@@ -72,7 +72,8 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as a sentence for an operator.
+        Return a sentence for an operator that says which ranks hold different copies of which
+        shard.
         """
         what = f"{', '.join(self.parts)} of shard {self.shard!r} at the end of step {self.step}"
         if not self.right:
@@ -157,7 +158,8 @@ def _progress(copy: Copy) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """
-    A difference between copies that was found while the ranks trained, or when they had finished.
+    A difference between the copies of a shard that was found while the ranks trained, or after they
+    had finished training.
     """
 
     at: float
@@ -170,9 +172,9 @@ class Seen:
     """True if a majority shows that the copies of the ranks in `wrong` are wrong. False: `wrong`
     has all ranks that hold different copies, and it is not known which copy is right."""
     shard: str = ""
-    """The name of the shard whose copies differ. Empty: it is not known."""
+    """The name of the shard whose copies differ. Empty: the shard is not known."""
     sentence: str
-    """The difference as a sentence for an operator."""
+    """A sentence for an operator that says which ranks hold different copies of which shard."""
 
     @classmethod
     def of(cls, difference: Difference, *, equal: int, at: float) -> "Seen":
@@ -300,8 +302,8 @@ class Comparison:
 
     def unread(self) -> list[int]:
         """
-        Return the ranks whose copies were not compared, because the ranks could not read them. Only
-        members whose shards other members hold too are returned.
+        Return the ranks whose copies were not compared, because the ranks could not read their
+        copies. Only members whose shards other members hold too are returned.
         """
         states = self._job.ranks.states
         return [rank for rank in self.sharing() if states[rank].holdings.digests == {}]
@@ -324,8 +326,8 @@ class Comparison:
 
     def _distrust_suspects(self) -> None:
         """
-        Stop trusting ranks whose copies were wrong at a periodic checkpoint, if their copies cannot
-        be compared again now, because no other rank with the same shard is left.
+        Stop trusting ranks whose copies were wrong at a periodic checkpoint, if no other rank with
+        the same shard is left to compare the copies with.
         """
         suspects, groups = self._job.incident.spread.suspects, self._job.ranks.topology().groups
         sound = {rank_state.rank for rank_state in self._sound()}
@@ -419,8 +421,8 @@ class Comparison:
     def tell_begins(self) -> None:
         """
         Log which ranks begin training with different copies of a shard. Training starts
-        nevertheless, because the script may make the copies equal in its loop. If the copies stay
-        different, the next comparison of copies finds the difference.
+        nevertheless, because the script may make the copies equal in its training loop. If the
+        copies stay different, the next comparison of copies finds the difference.
         """
         for difference in self._differences():
             self._tell_begin(difference)

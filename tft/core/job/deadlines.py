@@ -19,7 +19,8 @@ S = State
 
 class Deadlines:
     """
-    Watches the time limits of one job.
+    Watches the time limits of one job, for example for answers to orders, and acts when a limit has
+    passed.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -121,8 +122,8 @@ class Deadlines:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         """
-        Act on the fact that `ranks` have not answered `order` within its time limit. The table
-        `ORDERS` says what to do.
+        Act when `ranks` have not answered the order with the name `order` within its time limit.
+        The table `ORDERS` says what to do.
         """
         job, rule = self._job, ORDERS[order]
         if order == "stop":

@@ -53,7 +53,7 @@ R = Reaction
 
 class Dispatch:
     """
-    Passes each report about one job to the object that handles it.
+    Passes each report about one job to the object that handles reports of this kind.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:

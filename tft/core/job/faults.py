@@ -30,7 +30,7 @@ class Faults:
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
         Handle an exception that has left the training loop of a rank. Ignore a network error while
-        the ranks are being stopped, because stopping them breaks the connections between them.
+        the ranks are being stopped, because a stop breaks the connections between ranks.
         """
         job = self._job
         rank_state.training = False
@@ -96,8 +96,8 @@ class Faults:
     def _refused_again(self, record: RefusedStep) -> None:
         """
         Leave out the data batches of a step whose update was refused a second time, if
-        `policy.skip_batch` allows it. If it does not, or if batches were left out too often for
-        this step, end the job with a last checkpoint.
+        `policy.skip_batch` allows this. If the policy does not allow this, or if batches were left
+        out too often for this step, end the job with a last checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         times = refusals.times.get(record.step, 0)

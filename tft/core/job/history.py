@@ -15,7 +15,7 @@ class History:
     """
 
     next_number: int
-    """The number of the next incident."""
+    """The number that the next incident of the job will get."""
     lost: int = 0
     """The number of events that could not be read, because the story (the recorded events of the
     job) is damaged."""

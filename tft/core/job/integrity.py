@@ -25,8 +25,8 @@ class Integrity:
 
     def agreed(self, event: SlicesAgreed) -> None:
         """
-        Handle the verdict that all copies of all shards were equal: record its step as the last one
-        at which this is known.
+        Handle the verdict that all copies of all shards were equal at a step. Record this step as
+        the last one at which the copies are known to have been equal.
         """
         training = self._job.training
         training.sliced = True

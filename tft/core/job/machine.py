@@ -51,12 +51,13 @@ process that has not received it after this time has probably ended."""
 
 class Machine:
     """
-    The state machine of one job of `world` ranks, from its start to its end.
+    The job machine: the state machine of one job of `world` ranks, from the start of the job to its
+    end.
     """
 
     def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
         """
-        Create the machine. `at` is the present time in seconds, by the clock of the controller.
+        Create the job machine. `at` is the present time in seconds, by the clock of the controller.
         """
         self._job = Job(world, policy, origin, at=at)
         self._recovery = Recovery(self._job)

@@ -11,8 +11,8 @@ from tft.protocol.messages import Kill, Recall, Spawn
 @dataclass(slots=True, kw_only=True)
 class Recalling:
     """
-    An unanswered order to a node to report the rank-local state (generators, data position) that it
-    has kept for a lost node.
+    An unanswered order to a node that has kept the rank-local state (generators, data position) of
+    a lost node. The order is to report that state.
     """
 
     order: Recall
@@ -26,8 +26,8 @@ class Recalling:
 @dataclass(slots=True, kw_only=True)
 class Nodes:
     """
-    The nodes that have joined the job, the agents of these nodes, and the places for further ranks
-    on them.
+    The nodes that have joined the job, the agents of these nodes, and the free places for ranks on
+    the nodes.
     """
 
     ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -35,7 +35,8 @@ class Nodes:
     agents: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the host name and the pid of the agent of the node."""
     came: dict[int, float] = field(default_factory=dict)
-    """By node: the time at which its present agent joined, by the clock of the node."""
+    """By node: the time at which the present agent of the node joined the job, by the clock of the
+    node."""
     room: dict[int, int] = field(default_factory=dict)
     """By node: the number of further ranks for which the node has a free place."""
     lost: set[int] = field(default_factory=set)

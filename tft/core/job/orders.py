@@ -23,7 +23,7 @@ LimitName = Literal[
 
 class Late(StrEnum):
     """
-    What the job does when ranks have not answered an order within its limit.
+    What the job does when ranks have not answered an order within the time limit of the order.
     """
 
     HANG = "hang"
@@ -45,7 +45,8 @@ class Late(StrEnum):
     """The time limit is restarted, up to `Policy.patient` times, because the bus may be unreachable
     for a while. After that, the job does what `OrderRule.late` says."""
     DROP = "dropped"
-    """The job stops waiting for the answer, because it does not need the answer."""
+    """The job stops waiting for the answer to the order, because it can go on without this answer.
+    """
 
 
 class Failed(StrEnum):
@@ -92,7 +93,7 @@ class OrderRule:
     """True if the order brings ranks back towards the training loop. If a rank cannot carry out
     such an order because it has lost its device context, the process of the rank is replaced."""
     digests: bool = False
-    """True if the rank sends digests of the state that it holds with its answer."""
+    """True if the answer of the rank contains digests of the state that the rank holds."""
     action: str = ""
     """What a rank could not do if the order failed, as the end of a sentence such as "rank 3 could
     not …". Empty: the name of the order is used for this."""
@@ -160,5 +161,5 @@ ORDERS: Mapping[OrderName, OrderRule] = {
     ),
     "end": OrderRule(limit="leave", late=Late.DROP, failed=Failed.IGNORED, phase="end"),
 }  # fmt: skip
-"""By name of an order to ranks: its time limit, and what the job does if ranks answer late or
-cannot carry out the order."""
+"""By name of an order to ranks: the time limit of the order, and what the job does if ranks answer
+late or cannot carry out the order."""

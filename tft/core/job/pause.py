@@ -15,7 +15,8 @@ S = State
 
 class Pausing:
     """
-    Controls the pauses of one job.
+    Controls the pauses of one job: lets all ranks wait at the same step boundary, runs a check
+    there, and lets the ranks train on.
     """
 
     def __init__(self, job: Job, attempts: Attempts) -> None:

@@ -19,7 +19,7 @@ UNPROTECTED = (
     "fault would have ended it"
 )
 """The reason that the report gives for a completed run in which no rank has called `tft.init`. In
-such a run tft has started the processes, and has done nothing else for them."""
+such a run tft has only started the processes."""
 
 _UNSAVED = "what the script saves after session.run may be missing or damaged"
 
@@ -223,7 +223,7 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        Return the step that the process was computing when it ended. If the process was a
+        Return the step that the process was computing when the process ended. If the process was a
         replacement that had not entered the loop yet, return the step that the other ranks wait to
         compute.
         """

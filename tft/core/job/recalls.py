@@ -16,8 +16,8 @@ from tft.protocol.messages import Recall, Recalled
 
 class Recalls:
     """
-    Orders the recalls of one job: nodes must report the rank-local state that they have kept for a
-    lost node. Also handles the answers.
+    Orders the recalls of one job. A recall is an order to a node to report the rank-local state
+    that this node has kept for a lost node. Also handles the answers.
     """
 
     def __init__(self, job: Job) -> None:

@@ -31,7 +31,7 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 
 class Recovery:
     """
-    Moves one job from each state to the next, in its incidents and while it trains.
+    Moves one job from each state to the next, in incidents and while the job trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -339,7 +339,8 @@ class Recovery:
     def _is_awaited(self) -> bool:
         """
         Return True if there is a strategy with new processes that the adaptors of all remaining
-        ranks support. If there is none, it is useless to start another process for a lost rank.
+        ranks support. If there is no such strategy, it is useless to start another process for a
+        lost rank.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(

@@ -95,14 +95,15 @@ class RefusedStep:
 @dataclass(slots=True, kw_only=True)
 class Refusals:
     """
-    The updates that ranks of a job have refused to apply because of their numbers.
+    The updates that ranks of a job have refused to apply, because the numbers of the update were
+    bad (NaN, Inf or a spike).
     """
 
     present: RefusedStep | None = None
     """The step whose update was refused and that is computed again. None: there is no such step."""
     under_way: bool = False
-    """True if any rank has reported what it has computed in the present attempt. Each order to
-    enter the training loop begins a new attempt."""
+    """True if, in the present attempt, any rank has reported the digests of its losses and
+    gradients. Each order to enter the training loop begins a new attempt."""
     refusing: bool = False
     """True if any rank has refused the update in the present attempt."""
     skips: dict[int, int] = field(default_factory=dict)

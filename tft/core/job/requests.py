@@ -12,7 +12,7 @@ from tft.protocol.messages import Order, PauseRequested, StopRequested
 @dataclass(slots=True, kw_only=True)
 class Pause:
     """
-    The pause that was requested last.
+    The pause of the job that was requested last, and the result of the check in the pause.
     """
 
     request: PauseRequested | None = None
@@ -31,7 +31,7 @@ class JobEnd:
     """
 
     stop: StopRequested | None = None
-    """The first request to end the job. None: nobody has asked for it."""
+    """The first request to end the job. None: nobody has requested the end."""
     outcome: JobOver | None = None
     """How the job ends. None: this is not decided yet."""
     orders: list[Order] = field(default_factory=list)

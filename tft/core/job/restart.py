@@ -174,9 +174,9 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Check the checkpoint that the ranks have found and loaded by themselves. If it can be used,
-        record that training continues from its step, and return "". Otherwise return a sentence
-        that says why the checkpoint cannot be used.
+        Check the checkpoint that the ranks have found and loaded by themselves. If the checkpoint
+        can be used, record that training continues from its step, and return "". Otherwise return a
+        sentence that says why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -220,8 +220,8 @@ class Restart:
     def rebuilt(self) -> None:
         """
         When every rank has built its wrapper, such as DDP, go on to the rollback. Once in a job,
-        first compare the initial states of the ranks. They are compared only now, because building
-        the wrappers may make them equal.
+        first compare the initial states of the ranks. The comparison comes so late because building
+        the wrappers may make the initial states equal.
         """
         job = self._job
         job.training.untrained = False

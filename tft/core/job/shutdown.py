@@ -34,9 +34,9 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan the last checkpoint of the job and begin to write it. If it is planned already, plan it
-        again with the ranks that can still write. If no last checkpoint is possible, end the job as
-        failed.
+        Plan the last checkpoint of the job and begin to write the checkpoint. If there is a plan
+        already, make a new plan with the ranks that can still write. If no last checkpoint is
+        possible, end the job as failed.
         """
         job, incident = self._job, self._job.incident
         failed = {

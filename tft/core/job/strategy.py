@@ -1,7 +1,7 @@
 """
-Chooses the recovery strategy of an incident, and begins to carry it out. The planner makes an offer
-for each strategy, which says what the strategy would do or why it is not possible. Recovery plugins
-may give advice.
+Chooses the recovery strategy of an incident, and begins to carry out that strategy. The planner
+makes an offer for each strategy, which says what the strategy would do or why it is not possible.
+Recovery plugins may give advice.
 """
 
 from dataclasses import replace
@@ -186,9 +186,9 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        Handle the advice of the recovery plugins: rule out the strategies against which they have
-        a veto. Then choose a strategy, or wait if the plugins have asked for more time. Ignore the
-        advice if it is about the offers of an earlier round.
+        Handle the advice of the recovery plugins: rule out the strategies against which the plugins
+        have a veto. Then choose a strategy, or wait if the plugins have asked for more time. Ignore
+        advice about the offers of an earlier round.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -222,8 +222,8 @@ class StrategyChoice:
 
     def decide(self) -> None:
         """
-        Choose a strategy: the one that a plugin has advised, if it is possible, or else the first
-        offered strategy that is possible.
+        Choose a strategy and follow it. If a plugin has advised a strategy that is possible, choose
+        that strategy. Otherwise choose the first offered strategy that is possible.
         """
         incident = self._job.incident
         if incident.decision.advice is not None and self._heed(incident.decision.advice):

@@ -19,7 +19,8 @@ S = State
 
 class Takeover:
     """
-    Replaces processes of one job that still train by successors, which take their ranks over.
+    Replaces processes of one job that still train. A successor (a second process of the same rank)
+    takes over the rank of such a process.
     """
 
     def __init__(self, job: Job, attempts: Attempts, replan: Callable[[], None]) -> None:
@@ -71,8 +72,8 @@ class Takeover:
     def _why_no_migration(self) -> str:
         """
         Return a sentence that says why no process of this job can take over a rank from another
-        process (the strategy `migrate`). Return "" if this is possible. If it is not possible, it
-        is useless to start successors.
+        process (the strategy `migrate`). Return "" if a process can do this. If none can, it is
+        useless to start successors.
         """
         job = self._job
         unable = [
@@ -115,8 +116,8 @@ class Takeover:
     def is_left(self, node: int) -> bool:
         """
         Return True if the job does not need this node any more. Either every rank that trains on
-        the node is to be moved to another process, or no rank trains on it. Return False for a node
-        that has never joined.
+        the node is to be moved to another process, or no rank trains on the node. Return False for
+        a node that has never joined.
         """
         job = self._job
         there = {

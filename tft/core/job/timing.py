@@ -9,9 +9,9 @@ from dataclasses import dataclass
 @dataclass(slots=True, kw_only=True)
 class Timing:
     """
-    The present time, the controller that leads the job and the time at which it began to lead, and
-    the deadline of the present state of the job. Times are in seconds, by the clock of the
-    controller.
+    The present time, the number of the controller that leads the job, the time at which this
+    controller began to lead, and the deadline of the present state of the job. Times are in
+    seconds, by the clock of the controller.
     """
 
     now: float

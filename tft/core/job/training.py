@@ -65,7 +65,7 @@ class Training:
     """True as soon as the initial states of the ranks were compared with each other, or need not be
     compared any more."""
     tails: bool = False
-    """True if the training loop of any rank reports where its steps end."""
+    """True if the training loop of any rank reports where each step ends."""
     attempt: tuple[int, int] | None = None
     """The incident and the round in which the ranks were last ordered to resume training. The end
     of a pause does not change this pair. None: no rank has trained yet."""
@@ -76,7 +76,8 @@ class Training:
     """The ranks whose training function (the argument of `Session.run`) has returned."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     refusals: Refusals = field(default_factory=Refusals)
-    """The updates that ranks have refused to apply because of their numbers."""
+    """The updates that ranks have refused to apply, because the numbers of the update were bad
+    (NaN, Inf or a spike)."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Training":
@@ -140,7 +141,8 @@ class Checkpoints:
 
     def path(self, step: int) -> str:
         """
-        Return the directory for the last checkpoint of the job, if it is a checkpoint of `step`.
+        Return the directory that the last checkpoint of the job gets if it is a checkpoint of
+        `step`.
         """
         return f"{self.directory}/{self.name.format(step=step)}"
 
@@ -180,7 +182,8 @@ class Checkpoints:
     def found(self, step: int) -> None:
         """
         Stop counting the checkpoint of `step` as one that was left unfinished without a reported
-        reason. Either it is complete after all, or a rank has reported why it failed.
+        reason. Either the checkpoint is complete after all, or a rank has reported why the
+        checkpoint failed.
         """
         unfinished = (None, UNFINISHED)
         if step in self.missed.get(unfinished, ()):

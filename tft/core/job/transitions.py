@@ -19,7 +19,8 @@ class State(StrEnum):
     """The job waits until every rank that takes part has a process that can carry out orders. Ranks
     that have such a process wait outside their training loops."""
     REPAIRING = "repairing"
-    """Ranks that lack training state get it, and the ranks form process groups."""
+    """Ranks that lack training state fetch, load or restore it, and the ranks form process groups.
+    """
     REBUILDING = "rebuilding"
     """The ranks build their wrappers, such as DDP, around the repaired models."""
     ROLLING_BACK = "rolling back"
@@ -75,7 +76,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 FREEZING, from almost every state, because it does not know what the ranks are doing."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The states in which it is already decided how the job ends."""
+"""The states of the job in which the outcome of the job is already decided."""
 
 CALM = frozenset({S.HEALTHY, S.CONFIRMING})
 """The states in which no incident and no pause is under way."""
@@ -106,7 +107,8 @@ class Reaction(StrEnum):
     LATER = "keeps"
     """The event is a request for a pause. It is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
-    """The event is a request to end a pause. All ranks train on from where they wait."""
+    """The event is a request to end a pause. All ranks train on from the step boundary at which
+    they wait."""
     ABSORB = "absorbs"
     """The event comes too late or has no meaning in this state, so nothing is done about it."""
 
@@ -166,7 +168,8 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Led": dict.fromkeys(State, R.TAKE),
 }
 """What the job machine does about each kind of event in each state of the job. The kind of an event
-is the name of its class. For a received report, it is the name of the class of the report."""
+is the name of the event's class. For a received report, the kind is the name of the report's class.
+"""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{

@@ -33,8 +33,8 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """
-        Drop all reports whose numbers are not higher than `number`, because the receiver has them.
-        A late acknowledgement with a lower number changes nothing.
+        Drop all reports whose numbers are not higher than `number`, because the receiver has
+        accepted these reports. A late acknowledgement with a lower number changes nothing.
         """
         for heard in [kept for kept in self._pending if kept <= number]:
             del self._pending[heard]

@@ -19,9 +19,9 @@ CONTRIBUTION = -1
 """The value of `SliceDigest.number` that marks a digest of the rank's own contribution to the
 gradients, not of a slice."""
 WAITING = 16
-"""How many later steps may be compared while the digests of an earlier step are missing. If there
-are more, the earlier step is given up: the heartbeats with its digests were lost. The comparison
-then continues with the later steps."""
+"""The number of later steps that may be compared while the digests of an earlier step are missing.
+If there are more, the earlier step is given up, because the heartbeats with its digests were lost.
+The comparison then continues with the later steps."""
 
 KEPT = 1000
 """The maximum number of steps whose digests are kept while the digests of other ranks for these
@@ -35,7 +35,7 @@ another incident or round are out of date."""
 @dataclass(slots=True, kw_only=True)
 class _Steps:
     """
-    The steps whose slices were found equal on all ranks that hold them.
+    The steps whose slices were found equal on all ranks that hold the slices.
     """
 
     last: int
@@ -50,7 +50,7 @@ class _Steps:
 
     def add(self, step: int) -> None:
         """
-        Add a step in which all slices were equal.
+        Add a step in which the slices of all shards were equal on all ranks.
         """
         if step <= self.last:
             return
@@ -92,7 +92,7 @@ class _Dispute:
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
-    """By rank: the digest of the slice named in `slice`, as the rank held it when the copies
+    """By rank: the digest of the slice that `slice` names. The rank held this slice when the copies
     differed."""
 
 
@@ -110,7 +110,8 @@ class SliceComparison:
         self._steps = _Steps(last=0)
         self._slices = 0
         self._said = 0
-        """The step of the newest `SlicesAgreed` verdict."""
+        """The step of the newest `SlicesAgreed` verdict, which says that all copies were equal at a
+        step."""
         self._kept = 0
         """The newest step of which some rank keeps a copy in host memory. An incident may use such
         a copy once all slices were compared at that step or at later steps."""
@@ -230,7 +231,7 @@ class SliceComparison:
     def _take_late(self, rank: int, digest: SliceDigest) -> None:
         """
         Record a digest that has arrived after copies were found to differ. Only digests of
-        gradients matter then, because they can show which copy was wrong.
+        gradients matter then, because these digests can show which copy was wrong.
         """
         dispute = self._dispute
         if digest.number == CONTRIBUTION and dispute is not None and dispute.incident is None:
@@ -242,7 +243,7 @@ class SliceComparison:
     def _complete(self, step: int) -> None:
         """
         Record a step as compared if the slices of all shards were compared in this step. Then drop
-        the digests that are no longer needed, because their steps are compared.
+        the digests of all steps that are compared, because they are not needed any more.
         """
         copies = self._waiting[step]
         if any(len(copies.get(s, ())) < len(ranks) for s, ranks in self._replicas.groups.items()):

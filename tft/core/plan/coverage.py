@@ -1,5 +1,5 @@
 """
-Find the step that all members of a job can be brought to, and the ranks that hold each shard as it
+Find the step from which all members of a job can continue, and the ranks that hold each shard as it
 was at the end of that step. The members are the ranks that take part in the job.
 """
 
@@ -98,9 +98,9 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
-    Return the living members that no longer have their initial state, and so cannot restart from
-    it. Return an empty tuple if there is a checkpoint of `step` on disk, because then no rank needs
-    its initial state.
+    Return the living members that no longer have their initial state, so that they cannot restart
+    from it. Return an empty tuple if there is a checkpoint of `step` on disk, because then no rank
+    needs its initial state.
     """
     if terms.checkpoints[step]:
         return ()

@@ -26,13 +26,15 @@ class Offer:
     why_not: str | None
     """A sentence that says why the strategy is not possible. None: the strategy is possible."""
     why: str = ""
-    """A sentence that says what the strategy would do."""
+    """A sentence that says what the strategy would do. Empty: the strategy is not possible."""
     step: int | None = None
-    """The step from whose end all members would continue."""
+    """The step from whose end all members would continue or, for `dump`, whose state would be
+    saved. None: there is no such step, or the step is not known in advance."""
     leaving: tuple[int, ...] = ()
     """For `scale_in` (the job continues with fewer ranks): the ranks that would leave the job."""
     joining: tuple[int, ...] = ()
-    """For `scale_out` (the job continues with more ranks): the ranks that would come back to it."""
+    """For `scale_out` (the job continues with more ranks): the ranks that would come back to the
+    job."""
     replace: tuple[int, ...] = ()
     """For `recover` and `migrate`: the ranks whose process is alive, but would be replaced by
     another process."""

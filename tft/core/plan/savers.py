@@ -19,14 +19,14 @@ class SavePlan:
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write a part of the checkpoint. The first of them also writes the rank-local
-    state of lost ranks, as far as it is known."""
+    """The ranks that write a part of the checkpoint. The first rank in the list also writes the
+    rank-local state of lost ranks, as far as that state is known."""
     with_local_state: frozenset[int] = frozenset()
     """The writers that write their own rank-local state. All other writers write shards, but not
     their own rank-local state."""
     restoring: tuple[int, ...] = ()
-    """The writers that first restore an earlier copy, that of the state of `step`, from their
-    memory. They train with the state of another step, or with a wrong state."""
+    """The writers that first restore their earlier copy of the state of `step` from memory. These
+    ranks train with the state of another step, or with a wrong state."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By writer: the shards that this rank writes. Each shard of the job has one such writer."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
