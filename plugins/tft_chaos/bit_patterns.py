@@ -93,8 +93,8 @@ def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
         period, rest = divmod(action.period, memory.itemsize)
     if rest:
         raise ChaosMissed(
-            f"chaos: a period of {action.period} bytes is not a multiple of the {memory.itemsize} "
-            f"bytes of a {memory.dtype}"
+            f"chaos: no bit was flipped, because a period of {action.period} bytes is not a "
+            f"multiple of the {memory.itemsize} bytes of a {memory.dtype}"
         )
     first = element % period
     number = -(-(memory.size - first) // period)
@@ -114,12 +114,14 @@ def _bits(action: Bitflip, memory: Memory) -> tuple[int, ...]:
             f"type {memory.dtype}: name the bit with bit=B"
         )
     if top >= 8 * memory.itemsize:
-        raise ChaosMissed(f"chaos: a {memory.dtype} has no bit {top}: its highest bit is "
-                          f"{8 * memory.itemsize - 1}")  # fmt: skip
+        raise ChaosMissed(
+            f"chaos: no bit was flipped, because a {memory.dtype} has no bit {top}: its highest "
+            f"bit is {8 * memory.itemsize - 1}"
+        )
     if action.bits > top + 1:
         raise ChaosMissed(
             f"chaos: no bits were flipped, because bits={action.bits} is more than the bits from "
-            f"bit {top} of a {memory.dtype} down to bit 0"
+            f"bit {top} of a {memory.dtype} down to bit 0: give a smaller number of bits"
         )
     return tuple(range(top, top - action.bits, -1))
 
@@ -155,19 +157,26 @@ def choose(
     if isinstance(name, int):
         if name >= len(names):
             raise ChaosMissed(
-                f"chaos: there is no tensor number {name}: the model has {len(names)} tensors, "
-                "counted from 0"
+                f"chaos: no bit was flipped, because there is no tensor number {name}: the model "
+                f"has {len(names)} tensors, counted from 0"
             )
         name = names[name]
     if name is None:
         name = next(iter(held), None)
         if name is None:
-            raise ChaosMissed(f"chaos: this rank has no {kind} of any tensor of the model")
+            raise ChaosMissed(
+                "chaos: no bit was flipped, because this rank has no "
+                f"{kind} of any tensor of the model"
+            )
     elif name not in names:
-        raise ChaosMissed(f"chaos: the model has no tensor {name}; it has {_some(names)}")
+        raise ChaosMissed(
+            f"chaos: no bit was flipped, because the model has no tensor {name}; the model has the "
+            f"tensors {_some(names)}"
+        )
     elif name not in held:
         raise ChaosMissed(
-            f"chaos: this rank has no {kind} of {name}; it has that of {_some(list(held))}"
+            f"chaos: no bit was flipped, because this rank has no {kind} of {name}; it has the "
+            f"{kind} of {_some(list(held))}"
         )
     return name, held[name]
 

@@ -54,8 +54,8 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
         if getattr(parameter, "grad_added_to_main_grad", False):
             raise ChaosMissed(
                 "chaos: no bit was flipped: with gradient_accumulation_fusion the backward pass "
-                f"itself adds the gradient of the parameter {name} to main_grad, so the gradient "
-                "cannot be changed before"
+                f"itself adds the gradient of the parameter {name} to main_grad, so chaos cannot "
+                "change this gradient before: train without gradient_accumulation_fusion"
             )
         if getattr(gradient, "is_sparse", False):
             raise ChaosMissed(

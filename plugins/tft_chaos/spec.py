@@ -224,7 +224,7 @@ def _bitflip(keys: "_Keys") -> Bitflip:
             f"{bit + 1} from bit {bit} to bit 0"
         )
     if period == 1 and element is not None and not in_bytes:
-        keys.refuse("'period=1' strikes every element, so 'element' has no meaning with it")
+        keys.refuse("'period=1' flips bits of every element: leave 'element' out")
     return Bitflip(
         part=part,
         tensor=int(name) if name is not None and name.isdecimal() else name,
@@ -372,7 +372,8 @@ class _Keys:
         """
         for key in self._values:
             self.refuse(
-                f"'{key}' cannot be used here; possible are {', '.join(sorted(self._asked))}"
+                f"'{key}' cannot be used in this spec; possible keys are "
+                f"{', '.join(sorted(self._asked))}"
             )
 
     def refuse(self, why: str) -> NoReturn:
