@@ -280,7 +280,9 @@ class Layout:
             f"a dense data-parallel group has {_ranks(self.dense)} (dp {self.dp} * cp {self.cp})"
         )
         if self.dense == 1:
-            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
+            raise UsageError(
+                f"no replica: {group}, and no other rank holds the same state: choose a larger dp"
+            )
         if self.dense % self.shards:
             raise UsageError(
                 f"{group}, which cannot be divided into {self.shards} optimizer shards of equal "
@@ -312,12 +314,14 @@ class Layout:
             f"an expert data-parallel group has {_ranks(self.expert)} ({self.dense} / ep {self.ep})"
         )
         if self.expert == 1:
-            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
+            raise UsageError(
+                f"no replica: {group}, and no other rank holds the same state: choose a smaller ep"
+            )
         divided = self.expert % self.dense_copies == 0
         if self.shards > 1 and not (self.scheme.experts_as_dense or divided):
             raise UsageError(
                 f"{group}, which cannot be divided by {self.dense_copies}, the number of copies "
-                "of the dense part's optimizer state"
+                "of the dense part's optimizer state: choose another number of optimizer shards"
             )
         if self.expert % self.shards and self.scheme.experts_as_dense:
             raise UsageError(
@@ -327,7 +331,7 @@ class Layout:
         if self.expert_copies == 1:
             raise UsageError(
                 f"no replica: {group}, and each of its {self.expert_shards} optimizer shards is "
-                "held by one rank only"
+                "held by one rank only: choose fewer optimizer shards"
             )
 
 
@@ -369,7 +373,10 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
     if ranks_per_node is None:
         return Topology(groups=groups)
     if ranks_per_node < 1 or layout.world % ranks_per_node:
-        raise UsageError(f"{layout.world} ranks do not fill nodes of {ranks_per_node} ranks each")
+        raise UsageError(
+            f"{layout.world} ranks do not fill nodes of {ranks_per_node} ranks each: the ranks of "
+            f"a node must be a divisor of {layout.world}"
+        )
     return Topology(
         groups=groups, nodes={rank: rank // ranks_per_node for rank in range(layout.world)}
     )

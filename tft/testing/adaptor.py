@@ -204,9 +204,11 @@ def tft_adopt(
     wrap: Callable[[], Any] | None,
 ) -> None:
     if "model" not in parts:
-        raise UsageError("the fake adaptor needs a `model` with `values`")
+        raise UsageError("the fake adaptor needs a model: pass model=..., an object with `values`")
     if unknown := sorted(parts.keys() - _PARTS):
-        raise UsageError(f"the fake adaptor does not know what to do with {unknown[0]!r}")
+        raise UsageError(
+            f"the fake adaptor cannot adopt {unknown[0]!r}: it adopts {', '.join(sorted(_PARTS))}"
+        )
     _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
     _adopted.apart, _adopted.reload = parts.get("apart", False), parts.get("reload")
 
@@ -238,7 +240,7 @@ def tft_rollback(local_state: bytes, step: int) -> None:
 @hookimpl
 def tft_skip(batches: int) -> None:
     if not hasattr(_adopted.data, "skip"):
-        raise OrderRefused("`data` cannot leave batches out: it has no skip(batches)")
+        raise OrderRefused("`data` cannot leave batches out: it has no method skip(batches)")
     _adopted.data.skip(batches)
 
 

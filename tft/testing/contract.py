@@ -129,9 +129,11 @@ class AdaptorContract:
         with self.begun() as ranks:
             told = ranks.all("shards")
             for rank, shards in enumerate(told):
-                assert shards, f"rank {rank} holds no shard: its state would be lost with it"
+                assert shards, f"rank {rank} holds no shard: its state would end with its process"
                 for shard, holders in shards.items():
-                    assert rank in holders, f"rank {rank} is not among the holders of {shard!r}"
+                    assert rank in holders, (
+                        f"rank {rank} holds {shard!r}, but names only the holders {holders}"
+                    )
                     for other in holders:
                         assert told[other].get(shard) == holders, (
                             f"rank {rank} says that ranks {holders} hold {shard!r}, rank {other} "
@@ -238,7 +240,9 @@ class AdaptorContract:
             ranks.copy(1, step, kept=True)
             for rank in (each for each in ranks if each.rank != 1):
                 rank.ask("restore", step)
-                assert step in rank.ask("backups"), "`tft_restore` has dropped the copy"
+                assert step in rank.ask("backups"), (
+                    f"rank {rank.rank}: `tft_restore` has dropped the copy that it restored"
+                )
             self.go_on(ranks, step, {1: local_state})
             for rank in ranks:
                 assert all(each <= step for each in rank.ask("backups")), (
@@ -382,7 +386,9 @@ class AdaptorContract:
                     rank.ask("stage", shards)
                 else:
                     rank.ask("save", directory, shards)
-            assert ranks.all("digests") == state, "saving has changed the state"
+            assert ranks.all("digests") == state, (
+                "saving a checkpoint has changed the state of a rank"
+            )
             written: list[str] = []
             if staged:
                 # train one more step before the staged copies are written: training must not change

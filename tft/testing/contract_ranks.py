@@ -253,7 +253,7 @@ class _Rank:
         sizes = [(each.name, each.view.nbytes) for each in buffers]
         expected = [(name, len(content)) for name, content in given]
         assert sizes == expected, (
-            f"`tft_take` has made room for the buffers {sizes}; the giver has {expected}"
+            f"`tft_take` has made room for the buffers {sizes}, but the giver has sent {expected}"
         )
         for buffer, (_, content) in zip(buffers, given, strict=True):
             buffer.view.cast("B")[:] = content
@@ -438,7 +438,7 @@ class RankProcess:
             try:
                 told, result, failure = self._pipe.recv()
             except EOFError:
-                raise AssertionError(f"rank {self.rank} has ended in `{name}`") from None
+                raise AssertionError(f"rank {self.rank} has ended during `{name}`") from None
             self._answers[told] = (result, failure)
         result, failure = self._answers.pop(name)
         if failure:

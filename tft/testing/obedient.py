@@ -263,7 +263,7 @@ class ScriptedRank:
             case Reload():
                 if self.state.finds is None:
                     return f"rank {self.rank} keeps no checkpoint"
-                assert not self.training, f"rank {self.rank} loads while it trains"
+                assert not self.training, f"rank {self.rank} loads a checkpoint while it trains"
                 self._goes_back_to(self.state.finds)
             case Regroup():
                 assert not self.training, f"rank {self.rank} forms groups while it trains"
@@ -287,7 +287,7 @@ class ScriptedRank:
         for transfer in order.transfers:
             for source in transfer.sources:
                 has = gives(source.rank)
-                assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
+                assert order.step in has, f"rank {source.rank} has steps {has}, not {order.step}"
         if self.state.promises:
             self.state.torn, self.state.promised = True, order.step
         else:
@@ -302,7 +302,7 @@ class ScriptedRank:
         while self.training and self.step < step:
             self.complete()
         if self.step < step:
-            return f"it has left the loop at step {self.step}, before the end of {step}"
+            return f"it has left the loop after step {self.step}, before step {step} ended"
         return None
 
     def _goes_back_to(self, step: int) -> None:

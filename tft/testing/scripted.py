@@ -120,7 +120,9 @@ class JobShape:
         """
         placed = {rank for ranks in self.placement.values() for rank in ranks}
         if self.placement and not placed >= set(range(self.world)):
-            raise UsageError(f"the placement has ranks {sorted(placed)}, not all of {self.world}")
+            raise UsageError(
+                f"the placement has only the ranks {sorted(placed)} of a job of {self.world} ranks"
+            )
 
     def copies(self) -> Mapping[str, tuple[int, ...]]:
         """

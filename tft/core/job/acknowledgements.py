@@ -209,7 +209,7 @@ class Acknowledgements:
                 # pass the check
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
-                    f"it could not be run: {why}",
+                    f"the check could not be run: {why}",
                 )
             case _:
                 pass

@@ -96,7 +96,7 @@ class Arrivals:
             job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
-            self._attempts.again("the rendezvous store was lost while groups were formed")
+            self._attempts.again("the rendezvous store was lost while process groups were formed")
 
     def spawned(self, message: Spawned) -> None:
         """
@@ -140,7 +140,7 @@ class Arrivals:
                 sender,
                 f"rank {message.rank} is held by process {holder.process.pid} (incarnation "
                 f"{holder.incarnation}); process {message.pid} (incarnation "
-                f"{message.incarnation}) came without being asked for",
+                f"{message.incarnation}) was not ordered by the controller",
             )
         job.nodes.forget(message.rank, message.incarnation, Spawn)
         job.processes.joined = True

@@ -268,7 +268,7 @@ class Attempts:
         job = self._job
         job.pausing.request = None
         found = self.findings()
-        job.pausing.result = "; ".join([*found, "a fault has interrupted it"])
+        job.pausing.result = "; ".join([*found, "a fault has interrupted the check"])
         job.tell("checked", what=job.pausing.result)
         self.judge()
 

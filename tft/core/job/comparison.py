@@ -670,11 +670,11 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
         ended = ended or len(late) < len(found)
         for rank in late:
             left.setdefault(job.ranks.states[rank].holdings.line, set()).add(rank)
-    of = " of all ranks that hold the same" if ended else ""
+    among = " among the ranks that hold the same shard" if ended else ""
     for line, those in left.items():
         said = (
             f"ranks {sorted(those)} were cut off in the tail of step {step} at "
-            f"{line or 'an unknown line'}, and no rank is left that has ended the step{of}: the "
+            f"{line or 'an unknown line'}, and no rank{among} is left that has ended the step: the "
             "code after that line was not run for this step"
         )
         job.incident.exactness.tails[said] = step

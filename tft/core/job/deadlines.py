@@ -80,7 +80,8 @@ class Deadlines:
             attempts.open()
             late = sorted(job.ranks.members - job.training.finished)
             attempts.freeze(
-                f"ranks {late} have not finished, {job.timing.allowed:.0f} s after other ranks have"
+                f"ranks {late} have not finished training {job.timing.allowed:.0f} s after the "
+                "first rank"
             )
 
     def _started_by(self, rank_state: RankState) -> float:
@@ -101,8 +102,8 @@ class Deadlines:
         job, until = self._job, self._gathered_by()
         if until is not None and until <= job.timing.now:
             why = (
-                f"ranks {job.ranks.placeless()} have no place: no other node has come within "
-                f"{job.policy.gather:.0f} s after the last one"
+                f"ranks {job.ranks.placeless()} have no node: no other node has joined the job "
+                f"within {job.policy.gather:.0f} s after the last one"
             )
             self._recovery.shutdown.exit("failed", 4, why)
 
@@ -117,7 +118,7 @@ class Deadlines:
             s for s in job.processes.starting.values() if self._started_by(s) <= job.timing.now
         ]:
             job.processes.starts(rank_state, job.timing.now)
-            why = f"not ready {job.policy.join:.0f} s after its start"
+            why = f"the process has not called session.run {job.policy.join:.0f} s after its start"
             self._attempts.terminate(rank_state, why, "process")
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
@@ -140,7 +141,7 @@ class Deadlines:
         self._react(reaction, order, ranks)
 
     def _react(self, reaction: Late, order: OrderName, ranks: list[int]) -> None:
-        job, attempts, why = self._job, self._attempts, f"no answer to {order} in time"
+        job, attempts, why = self._job, self._attempts, f"no answer to the order {order} in time"
         match reaction:
             case Late.NO_PAUSE:
                 self._recovery.pausing.give_up(f"ranks {ranks}: {why}")
@@ -211,7 +212,7 @@ class Deadlines:
         if until:
             task.deadline = max(until.values())
             job.tell(
-                "stop_waits", ranks=list(until), why="a function after a step is running there"
+                "stop_waits", ranks=list(until), why="a function after a step is still running"
             )
         return [rank for rank in ranks if rank not in until]
 

@@ -168,7 +168,7 @@ class Dispatch:
             return self._job.tell("node_left", node=node, ranks=[], why=message.why)
         if node is not None and self._recovery.takeover.is_left(node):
             return self._recovery.takeover.leave(
-                node, f"node {node} is not wanted any more: {message.why}"
+                node, f"node {node} was asked to leave the job: {message.why}"
             )
         if self._job.end.stop is not None:
             return None

@@ -103,8 +103,8 @@ class Faults:
         times = refusals.times.get(record.step, 0)
         if not job.policy.skip_batch:
             self._attempts.force(
-                f"the update of step {record.step} was refused twice, and its batch is left out "
-                "with --skip-batch only"
+                f"the update of step {record.step} was refused twice: give --skip-batch to leave "
+                "its batch out"
             )
         elif times >= MOST_SKIPS:
             self._attempts.force(
@@ -203,7 +203,7 @@ class Faults:
         noticed, or "" if something can be done.
         """
         if rank_state is None or rank_state.rank not in self._job.ranks.members:
-            return "the rank does not take part"
+            return "the rank does not take part in training"
         if rank_state.process.stage in (ProcessStage.ABSENT, ProcessStage.GONE):
             return "the rank has no process"
         if rank_state.process.terminating:

@@ -69,8 +69,8 @@ class Integrity:
         if not known.issubset(event.ranks):
             return
         why = (
-            f"the steps were computed again, and what ranks {list(event.ranks)} had computed was the "
-            f"first that came out otherwise, in step {event.step + 1}: these ranks had the wrong copy"
+            f"when the steps were computed again, the results of ranks {list(event.ranks)} were "
+            f"the first that differed, in step {event.step + 1}: these ranks had the wrong copy"
         )
         job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
         faults: list[Fault] = []

@@ -316,7 +316,7 @@ def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     stage that the process had reached.
     """
     if code:
-        return f"rank {rank} left with code {code} before it took any order: its log says why"
+        return f"rank {rank} left with code {code} before it called session.run: its log says why"
     missed = "it did not call tft.init"
     if was is ProcessStage.JOINED:
         missed = "it called tft.init and did not come to session.run"

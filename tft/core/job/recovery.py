@@ -293,7 +293,9 @@ class Recovery:
         ready = [s for s in job.ranks.member_states() if s.ready and not s.process.terminating]
         for rank_state in suspects:
             if len(suspects) < len(ready):
-                self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
+                self.attempts.terminate(
+                    rank_state, "the rank hangs while other ranks wait for it", "hang"
+                )
             else:
                 rank_state.process.blame = ""
 
@@ -366,7 +368,8 @@ class Recovery:
             for other in others:
                 # the rank `other` has not failed, so do not count this incident against it
                 self._job.incident.turnover.counted.add(other.rank)
-                self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
+                why = f"node {node} is replaced, because it has lost rank {rank_state.rank}"
+                self.attempts.terminate(other, why)
 
     def replan(self) -> None:
         """

@@ -47,7 +47,7 @@ class Shutdown:
         step = covered_step(job.ranks.topology().groups, standings, incident.spread.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
-            step = "no rank is left to commit it"
+            step = "no rank is left to commit the checkpoint"
         if isinstance(step, str):
             failures = [
                 f"rank {rank} could not write: {why}" for rank, why in failed.items() if why

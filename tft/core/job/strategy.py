@@ -121,10 +121,7 @@ class StrategyChoice:
         job = self._job
         standings = standings_of(job, self.unplaceable)
         for rank in self._without_room():
-            why = (
-                standings[rank].unplaceable
-                or f"no node has room for rank {rank} in addition to the others"
-            )
+            why = standings[rank].unplaceable or f"no node has a free place left for rank {rank}"
             standings[rank] = replace(standings[rank], unplaceable=why)
         terms = terms_of(job)
         if job.incident.decision.advice is not None:
@@ -154,10 +151,10 @@ class StrategyChoice:
         if job.home(rank_state) is None:
             node = rank_state.node
             if node in job.nodes.lost:
-                return f"node {node} is gone, and its ranks have no other place"
+                return f"node {node} is lost, and no other node has room for its ranks"
             return (
                 f"a process of rank {rank_state.rank} may still run on node {node}, since it could "
-                "not be ended, and the rank has no other place"
+                "not be ended, and no other node has room for the rank"
             )
         if job.incident.turnover.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
             return (
@@ -242,7 +239,7 @@ class StrategyChoice:
             return False
         made = self.offers()
         wanted = advice.base or advice.strategy
-        unknown = Offer(strategy=wanted, why_not="nobody offered it")
+        unknown = Offer(strategy=wanted, why_not="there is no strategy with this name")
         offer = next((offer for offer in made if offer.strategy == wanted), unknown)
         why_not = offer.why_not or self._why_not_replace(advice, offer)
         if why_not is None:
@@ -278,7 +275,7 @@ class StrategyChoice:
         this strategy or, if a plugin has advised it under another name, that name.
         """
         job, incident = self._job, self._job.incident
-        passed_over = "another was advised"
+        passed_over = "a recovery plugin has advised another strategy"
         if incident.decision.advice is not None and incident.decision.advice.why:
             passed_over += f": {incident.decision.advice.why}"
         incident.decision.tried = [

@@ -65,7 +65,9 @@ class Takeover:
         if job.fault_reaction is not Reaction.FREEZE:
             return "all ranks are stopped already"
         known = (
-            "another process is on its way" if rank_state.rank in job.succession.successors else ""
+            "a second process of the rank was started already"
+            if rank_state.rank in job.succession.successors
+            else ""
         )
         return self._why_no_migration() or known
 
@@ -81,7 +83,8 @@ class Takeover:
         ]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
-        return f"the adaptor of ranks {unable} cannot take part" if unable else ""
+        why = f"the adaptor of ranks {unable} does not support the strategy migrate"
+        return why if unable else ""
 
     def switch(self, message: SwitchRequested) -> None:
         """
@@ -104,7 +107,7 @@ class Takeover:
         job = self._job
         outside = sorted(ranks - job.ranks.members)
         if outside:
-            return f"ranks {outside} do not take part"
+            return f"ranks {outside} do not take part in training"
         absent = any(
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
             for s in job.ranks.member_states()
@@ -207,4 +210,4 @@ class Takeover:
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:
-                self._attempts.terminate(successor, "it could not take over")
+                self._attempts.terminate(successor, "the successor could not take over its rank")

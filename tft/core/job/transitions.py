@@ -173,18 +173,18 @@ is the name of the event's class. For a received report, the kind is the name of
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
-        ("Stalled", state): "no rank has to move then, and only while one has to are beats judged"
+        ("Stalled", state): "no rank must make progress then, so no stall is looked for"
         for state in State
         if state not in _MOVING
     },
     **{("SlicesDiffered", state): "the outcome is decided" for state in (S.EXITING, S.ENDED)},
     **{
-        (kind, state): "it waits until the job is healthy"
+        (kind, state): "the verdict waits until the job is healthy"
         for kind in ("SlicesAgreed", "CorruptionTraced")
         for state in State
         if state not in CALM
     },
-    ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
+    ("DeadlinePassed", S.ENDED): "the job waits for nothing any more, so it has no deadline",
 }
 """The pairs of a kind of event and a state of the job that cannot occur, each with the reason. All
 other pairs are possible. For example, a report may arrive long after tft has given up the process

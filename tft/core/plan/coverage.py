@@ -43,7 +43,7 @@ def covered_steps(
             return f"no sound copy of shard {shard!r}{before} is left on ranks {listed(ranks)}"
         common = steps if common is None else common & steps
     if common is None:
-        return "no rank has reported what it holds"
+        return "no rank has reported which shards it holds"
     if not common:
         return "no step is complete: the copies that are left are of different steps"
     return common

@@ -80,7 +80,7 @@ def _why_not(
         if standing.alive and rank in members and strategy not in standing.strategies
     ]
     if unable:
-        return f"the adaptor of ranks {listed(unable)} cannot take part"
+        return f"the adaptor of ranks {listed(unable)} does not support the strategy {strategy}"
     return (terms.forced or None) if strategy != "dump" else None
 
 
@@ -179,7 +179,7 @@ class _Case:
             return self._in_place("recover", why)
         faulty = sorted(self.terms.faulty & self.members)
         if not faulty:
-            why_not = "no rank can be named whose process should be replaced"
+            why_not = "no rank is known to be at fault, so no process can be replaced"
             return Offer(strategy="recover", why_not=why_not)
         why = f"ranks {listed(faulty)} get another process, although their processes are alive"
         return self._in_place("recover", why, going=tuple(faulty))
@@ -201,7 +201,7 @@ class _Case:
                 why_not = f"shard {shard!r} is held only by ranks that leave"
                 return Offer(strategy="scale_in", why_not=why_not)
         for rank in sorted(self.terms.strangers):
-            why_not = f"rank {rank} has never reported what it holds"
+            why_not = f"rank {rank} has never reported which shards it holds"
             return Offer(strategy="scale_in", why_not=why_not)
         why = f"ranks {listed(sorted(leaving))} leave, {len(staying)} go on"
         left = tuple(sorted(leaving))

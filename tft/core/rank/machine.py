@@ -232,7 +232,7 @@ class RankMachine:
         self._hold = None
         self.standing = self.inside
         failure = None if reached else (
-            f"it has left the loop at step {event.position.step}, before the end of {hold.step}"
+            f"it has left the loop after step {event.position.step}, before step {hold.step} ended"
         )  # fmt: skip
         answer = self._answer(
             "hold",
