@@ -25,7 +25,8 @@ log = structlog.get_logger()
 
 class Advisors:
     """
-    The plugins of this process that are notified of events, or that give advice on incidents.
+    The plugins in the controller's process. They are told about events of the job, and are asked
+    for advice on incidents.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -119,8 +120,8 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the description of an incident that plugins get. It contains the faults of the incident,
-    the strategies from which a plugin may choose (`offers`), and the state of the ranks.
+    Return the description of an incident for plugins. The description contains the faults of the
+    incident, the strategies from which a plugin may choose (`offers`), and the state of the ranks.
     """
     return IncidentView(
         number=consult.incident,

@@ -73,9 +73,9 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The three objects that examine the beats. The job machine does not get the beats themselves.
-    It gets an event only when one of these objects has found something, such as a standstill.
-    The three objects read no clock and send no messages.
+    The three objects that examine the beats (the heartbeats of the nodes). The job machine does not
+    get the beats themselves. It gets an event only when one of these objects has found something,
+    such as a standstill. The three objects read no clock and send no messages.
     """
 
     hang_detection: HangDetection
@@ -441,8 +441,8 @@ class Warnings:
 
     def malformed(self, why: str) -> None:
         """
-        Log why a message is malformed, unless the same reason was logged before. About
-        `REMEMBERED` reasons are remembered for this.
+        Log why a message is malformed, unless the same reason was logged before. Only about the
+        last `REMEMBERED` reasons are remembered.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}

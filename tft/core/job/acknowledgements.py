@@ -126,8 +126,8 @@ class Acknowledgements:
         """
         Count a failed load of the checkpoint of `step`, and stop using the checkpoint after too
         many failures. One failure does not prove that the checkpoint is damaged, because a file
-        system may be unreachable for a moment. The limit is `policy.attempts` failures. It is at
-        most two if the job can continue from an older checkpoint or from state in memory.
+        system may be unreachable for a moment. The limit is `policy.attempts` failures, but at most
+        two if the job can continue from an older checkpoint or from state in memory.
         """
         job = self._job
         job.checkpoints.unread[step] += 1

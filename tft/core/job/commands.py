@@ -44,7 +44,7 @@ class RankFacts:
     """The step whose state is in the memory of the rank: the complete training state at the end of
     this step. None: the rank has no complete state."""
     sound: bool
-    """True if nothing is known that makes the state of step `held` wrong."""
+    """True if the state of step `held` is right, as far as the controller knows."""
     backups: tuple[int, ...]
     """The earlier steps of which the rank keeps a copy of the training state in memory. Copies that
     are known to be wrong are left out."""
@@ -75,7 +75,7 @@ class Consult:
     ranks: tuple[RankFacts, ...]
     """The facts about each rank of the job, in the order of the rank numbers."""
     until: float
-    """The time at which the machine decides without advice, by the clock of the controller."""
+    """The time at which the job machine decides without advice, by the clock of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -429,8 +429,8 @@ class Comparison:
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between the copies that ranks hold. `which` has the arguments for
-        `_differences`. Differences between initial states (step 0) are only logged and not
+        Return the differences between the copies that ranks hold. `which` has the arguments for the
+        method `_differences`. Differences between initial states (step 0) are only logged and not
         returned, because the script may send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
@@ -497,8 +497,8 @@ class Comparison:
     def _has_spread(self, difference: Difference) -> None:
         """
         Add a reservation (a reason why training may not continue exactly) to the incident report.
-        It says that gradients from a wrong copy may have reached the states of all ranks since the
-        last comparison.
+        The reservation says that gradients from a wrong copy may have reached the states of all
+        ranks since the last comparison.
         """
         job, first = self._job, self._equal(difference) + 1
         # the method `differ` may have added a reservation (a reason why training may not continue

@@ -40,7 +40,8 @@ class Stalled:
     silence: float
     """Seconds since the last progress of any rank."""
     limit: float
-    """The limit that `silence` has exceeded, in seconds. It is computed from the step times."""
+    """The limit that `silence` has exceeded, in seconds. The limit is computed from the step times.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +95,8 @@ class CorruptionTraced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
-    A controller process has started and leads the job from now on. It may replace an earlier
-    controller that has ended. `epoch` is the number of the new leader.
+    A controller process has started and leads the job from now on. The new controller may replace
+    an earlier one that has ended. `epoch` is the number of the new controller.
     """
 
     at: float

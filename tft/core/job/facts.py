@@ -161,8 +161,8 @@ def note_lost_step(job: Job, step: int | None) -> None:
 def note_early(job: Job, step: int) -> None:
     """
     Add a reservation (a reason why training may not continue exactly) to the incident for each rank
-    whose rank-local state of `step` may be out of date. Its last known state was captured before
-    the end of the step, and the state of this rank is known to change until then.
+    whose rank-local state of `step` may be out of date. The last known state of such a rank was
+    captured before the end of the step, and the rank is known to change its state until then.
     """
     early = [
         s.rank

@@ -40,7 +40,8 @@ class Holdings:
     """True if another rank holds a different copy of the state of step `held`, and it is not known
     which of the two copies is right."""
     trusted: bool = True
-    """False if a fault may have made the state with which the process trains wrong."""
+    """True if the state with which the process trains may be used. False: this state may be wrong
+    because of a fault."""
     damaged: bool = False
     """True if a fault may have damaged the memory of the process, so that the earlier copies in
     this memory are not trusted either."""
@@ -65,7 +66,7 @@ class Holdings:
     @property
     def sound(self) -> bool:
         """
-        True if nothing is known that makes the state with which the process trains unusable.
+        True if the state with which the process trains may be used, as far as the controller knows.
         """
         return self.trusted and not (self.searching or self.disputed)
 

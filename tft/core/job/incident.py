@@ -39,8 +39,8 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A named time span of an incident, such as `freeze` or `repair`. It is the span of one rank or,
-    if `rank` is None, of the whole job. Times are in seconds.
+    A named time span of an incident, such as `freeze` or `repair`. It is the span of the rank
+    `rank` or, if `rank` is None, of the whole job. Times are in seconds.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Task:
     """The seconds within which the ranks must answer. Infinite: the time limit does not run yet."""
     deadline: float
     renewed: int = 0
-    """How many times the time limit of the order was restarted, because most ranks had not
-    answered."""
+    """The number of times that the time limit of the order was restarted, because most ranks had
+    not answered."""
     spared: bool = False
     """True if late ranks were given `Policy.repair` more seconds to answer, because ending them
     would lose a shard. More time is given only once."""
@@ -83,8 +83,8 @@ class Progress:
     """The highest step whose update any rank had begun when the rank reported its position. The
     rank may have completed this update since."""
     reached: int = 0
-    """Like `begun`: the highest step whose update any rank had begun. Here only the positions count
-    that the ranks have reported in the present round."""
+    """The highest step whose update any rank had begun, according to the positions that the ranks
+    have reported in the present round. The value `begun` counts all rounds of the incident."""
     step: int | None = None
     """The first step to be computed after the incident. None: this step is not known yet, or the
     job ends without a further step."""
@@ -216,7 +216,8 @@ class Decision:
     """The name of the built-in strategy that was followed last. A recovery plugin may have advised
     this strategy under another name."""
     attempts: int = 0
-    """How many attempts of the present strategy have failed. A new fault sets this to 0."""
+    """The number of attempts of the present strategy that have failed. A new fault sets this number
+    to 0."""
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies that were passed over when the present strategy was chosen, each with the
     reason."""

@@ -143,14 +143,14 @@ class Machine:
     @property
     def incidents(self) -> Sequence[Incident]:
         """
-        The closed incidents.
+        The closed incidents of the job, the oldest first.
         """
         return self._job.history.incidents
 
     @property
     def outcome(self) -> JobOver | None:
         """
-        How the job ends. None: this is not decided yet.
+        The outcome of the job: how the job ends, and why. None: the outcome is not decided yet.
         """
         return self._job.end.outcome
 

@@ -51,8 +51,8 @@ class Nodes:
     """By lost node: the unanswered order to its keeper (the node that keeps a copy of the
     rank-local state of the lost node) to report that state."""
     overdue: dict[int, Recalling] = field(default_factory=dict)
-    """By lost node: an order as in `recalls`, but the job does not wait for the answer any more. A
-    late answer is still used until the ranks roll back."""
+    """By lost node: an unanswered order, as in `recalls`, for whose answer the job does not wait
+    any more. A late answer is still used until the ranks roll back."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the address (host, port) of the rendezvous store on this node. The store that was
     opened last is the last entry."""

@@ -1,7 +1,7 @@
 """
-The table of the orders to ranks. It says for each order: the time limit, the phase of the incident
-report in which the time of the order is counted, and what the job does when ranks answer late or
-cannot carry out the order.
+The table of the orders to ranks. For each order, the table has the time limit, the phase of the
+incident report in which the time of the order is counted, and what the job does when ranks answer
+late or cannot carry out the order.
 
 `deadlines.py` reacts to late answers, `acknowledgements.py` to failures.
 `docs/reference/machine.md` shows the table.
@@ -39,8 +39,8 @@ class Late(StrEnum):
     """A network fault that names no rank is recorded. Then every rank is asked for its position,
     which shows which ranks cannot be reached."""
     NO_PAUSE = "no pause"
-    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
-    given up, and all ranks continue to train."""
+    """The ranks give up waiting at a common step boundary, where a pause or a takeover was to come.
+    All ranks continue to train."""
     RENEW = "limit again"
     """The time limit is restarted, up to `Policy.patient` times, because the bus may be unreachable
     for a while. After that, the job does what `OrderRule.late` says."""
@@ -62,8 +62,8 @@ class Failed(StrEnum):
     EXCUSED = "excused"
     """The job continues as if this rank had answered."""
     NO_PAUSE = "no pause"
-    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
-    given up, and all ranks continue to train."""
+    """The ranks give up waiting at a common step boundary, where a pause or a takeover was to come.
+    All ranks continue to train."""
     NETWORK = "network fault"
     """A network fault that names no rank is recorded."""
     PLAN_AGAIN = "planned again"

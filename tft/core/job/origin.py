@@ -25,5 +25,5 @@ class Origin:
     """Checkpoints of earlier steps to which the job can return. Each is a pair of its directory and
     its step."""
     first_incident: int = 1
-    """The number of the first incident of this run. It is greater than 1 if earlier runs of a
-    resumed job have had incidents."""
+    """The number of the first incident of this run. The number is greater than 1 if earlier runs of
+    a resumed job have had incidents."""

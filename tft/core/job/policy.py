@@ -31,8 +31,9 @@ class Policy:
     more, the strategies `retry` and `recover` are not used: the rank must leave the job, or the job
     ends."""
     flap_window: float = 600.0
-    """The time within which the incidents of one rank are counted for `flaps`. It is long enough to
-    detect a machine that fails again and again, and short enough to forget single failures."""
+    """The time within which the incidents of one rank are counted for `flaps`. This time is long
+    enough to detect a machine that fails again and again, and short enough to forget single
+    failures."""
     replace: Literal["process", "node"] = "process"
     """What is replaced when a process is lost. `process`: only this process. `node`: all processes
     on the node of the lost process."""
@@ -58,8 +59,8 @@ class Policy:
     """True if there are recovery plugins. The job asks these plugins for advice before it follows a
     recovery strategy."""
     advice: float = 30.0
-    """The time that recovery plugins have for one answer. It is long enough for a plugin to ask an
-    external scheduler first."""
+    """The time that recovery plugins have for one answer. This time is long enough for a plugin to
+    ask an external scheduler first."""
     patience: float = 600.0
     """The total time for which recovery plugins may make the job wait in one incident."""
     respawns: int = 3
@@ -93,8 +94,8 @@ class Policy:
     """The limit for orders to copy or load training state. How long a rank needs depends on the
     size of the state, not on tft."""
     regroup: float = 60.0
-    """The limit for forming process groups. When all ranks are there, this takes tens of
-    milliseconds."""
+    """The limit for forming process groups. When all ranks are there, they form their process
+    groups in tens of milliseconds."""
     rebuild: float = 120.0
     """The limit for building wrappers such as DDP. The wrappers are built by code of the user,
     which may send a whole model to all ranks."""

@@ -86,9 +86,9 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Handle the loss of the ranks in `left`, which `emptied` has returned. `why` is the reason,
-        `at` the time of the loss. Record the faults of all these ranks before a recovery strategy
-        is chosen, because the choice must take all lost ranks into account.
+        Handle the loss of the ranks in `left`, which the method `emptied` has returned. `why` is
+        the reason, `at` the time of the loss. Record the faults of all these ranks before a
+        recovery strategy is chosen, because the choice must take all lost ranks into account.
         """
         job = self._job
         if not left:

@@ -135,8 +135,8 @@ class Recovery:
     def _finish(self) -> None:
         """
         End the job, because all ranks that take part have finished training. If the copies of
-        shards were compared slice by slice during training, first compare the whole copies. They
-        may differ in slices that were not compared in the last steps.
+        shards were compared slice by slice during training, first compare the whole copies: slices
+        that were not compared in the last steps may differ.
         """
         job = self._job
         holders = self.comparison.sharing() if job.training.sliced else ()

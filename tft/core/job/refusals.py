@@ -25,19 +25,19 @@ class RefusedStep:
 
     step: int
     attempts: list[dict[int, StepNumbers]] = field(default_factory=list)
-    """One entry for each attempt to compute the step: by rank, the digests of what the rank has
-    computed."""
+    """One entry for each attempt to compute the step: by rank, the digests of the losses and
+    gradients that the rank has computed."""
     refused: int = 0
-    """In how many of the attempts the update was refused."""
+    """The number of attempts to compute the step in which the update was refused."""
     reasons: dict[int, str] = field(default_factory=dict)
     """By rank: why the rank has refused the update in the last attempt with a refusal."""
     skipped: int = 0
-    """How many batches of this step will be left out, because the update was refused."""
+    """The number of batches of this step that will be left out, because the update was refused."""
 
     @property
     def batches(self) -> int:
         """
-        How many data batches each rank consumes in this step.
+        The number of data batches that each rank consumes in this step.
         """
         return max((each.batches for one in self.attempts for each in one.values()), default=1)
 

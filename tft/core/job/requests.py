@@ -33,7 +33,7 @@ class JobEnd:
     stop: StopRequested | None = None
     """The first request to end the job. None: nobody has requested the end."""
     outcome: JobOver | None = None
-    """How the job ends. None: this is not decided yet."""
+    """The outcome of the job: how the job ends, and why. None: the outcome is not decided yet."""
     orders: list[Order] = field(default_factory=list)
     """The orders to the nodes to end all their processes. If the job is completed, these orders are
     given only when the ranks have left. If the job ends in another way, they are given as soon as

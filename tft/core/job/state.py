@@ -61,9 +61,9 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return what is known about the process with this rank and this incarnation. It may hold the
-        rank, be a successor that will take the rank over, or be a replaced process that has not
-        ended yet. Return None if no such process is known.
+        Return what is known about the process with this rank and this incarnation. The process may
+        hold the rank, be a successor that will take the rank over, or be a replaced process that
+        has not ended yet. Return None if no such process is known.
         """
         for rank_state in (
             self.ranks.states.get(rank),

@@ -73,8 +73,8 @@ class StrategyChoice:
 
     def ask(self) -> None:
         """
-        Ask the recovery plugins which strategy to follow. They have `policy.advice` seconds to
-        answer.
+        Ask the recovery plugins which strategy to follow. The plugins have `policy.advice` seconds
+        to answer.
         """
         job = self._job
         job.incident.decision.awaited = False

@@ -14,8 +14,9 @@ UNFINISHED = "ranks ended before they had written their part"
 @dataclass(slots=True, kw_only=True)
 class Rollbacks:
     """
-    The rollbacks of the job. They show which captured rank-local state is out of date. State that a
-    rank captured at a step is out of date if the rank has gone back to an earlier step since.
+    The rollbacks of the job, which show whether captured rank-local state is out of date. State
+    that a rank captured at a step is out of date if the rank has gone back to an earlier step
+    since.
     """
 
     _found: list[tuple[tuple[int, int], int]] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Checkpoints:
     controller itself has noticed that the checkpoint is incomplete."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
-    is no such checkpoint. If the ranks return to an earlier step, this becomes that step."""
+    is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":

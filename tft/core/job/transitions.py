@@ -43,8 +43,8 @@ class State(StrEnum):
     """The training threads of the ranks leave their loops and drop the process groups. Then the
     copies of shards are compared."""
     CHOOSING = "choosing"
-    """Recovery plugins are asked which recovery strategy to follow. Without plugins this takes no
-    time."""
+    """Recovery plugins are asked which recovery strategy to follow. Without plugins the job leaves
+    this state at once."""
     DUMPING = "dumping"
     """The remaining ranks write a last checkpoint, after which the job ends."""
     EXITING = "exiting"
@@ -91,13 +91,13 @@ class Reaction(StrEnum):
     """The machine records the event, or carries out the request in it. If the job has waited only
     for this event, the job goes on to its next state."""
     FREEZE = "freezes"
-    """The event is a fault. It opens an incident or is added to the open incident, and a new round
-    begins."""
+    """The event is a fault. The fault opens an incident or is added to the open incident, and a new
+    round begins."""
     JOIN = "joins"
-    """The event is a fault. It is added to the open incident. The ranks are being stopped already,
-    so no new round begins."""
+    """The event is a fault. The fault is added to the open incident. The ranks are being stopped
+    already, so no new round begins."""
     REPLAN = "replans"
-    """The event is a fault. It is added to the incident, and the recovery strategy is chosen
+    """The event is a fault. The fault is added to the incident, and the recovery strategy is chosen
     again."""
     FORCE = "ends"
     """The event is a request to end the job. The ranks are stopped and save a last checkpoint."""
@@ -105,7 +105,8 @@ class Reaction(StrEnum):
     """The event is a request for a pause. All ranks train on to one step boundary and wait
     there."""
     LATER = "keeps"
-    """The event is a request for a pause. It is kept, and carried out when the job is healthy."""
+    """The event is a request for a pause. The request is kept, and carried out when the job is
+    healthy."""
     RELEASE = "releases"
     """The event is a request to end a pause. All ranks train on from the step boundary at which
     they wait."""

@@ -42,8 +42,8 @@ class _Steps:
     """The newest step such that this step and all steps before it were compared or given up. At
     first it is the step from whose end the ranks resumed, where whole copies were compared."""
     run: int = 0
-    """How many consecutive steps with equal slices end with `last`. A step that was given up breaks
-    the sequence."""
+    """The number of consecutive steps with equal slices that end with the step `last`. A step that
+    was given up breaks the sequence."""
     ahead: set[int] = field(default_factory=set)
     """The steps after `last` whose slices were equal too. These steps wait here, because digests of
     the step `last` + 1 are still missing."""
@@ -88,7 +88,7 @@ class _Dispute:
     gradients. These are the holder itself and ranks of its model replica."""
     before: dict[int, dict[int, int]]
     """By step and rank: the digest of the gradients that the rank contributed to this step before
-    the incident. The first of these steps follows the last one at which all copies were equal."""
+    the incident. The first of these steps follows the last step at which all copies were equal."""
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
@@ -309,9 +309,9 @@ class SliceComparison:
         Return the holders that had a wrong copy, if the ranks in `differ` are the first whose
         gradients come out different. `reported` has the ranks whose gradients can be compared.
 
-        Return no holder if the gradients of a rank differ that computes with neither copy. Its
-        gradients have another cause, such as a second wrong copy. The gradients of the other ranks
-        may then differ for the same cause.
+        Return no holder if gradients differ on a rank that computes with neither copy. The
+        difference on this rank has another cause, such as a second wrong copy. The gradients of the
+        other ranks may then differ for the same cause.
         """
         shown = tuple(rank for rank in dispute.holders if dispute.users[rank] & differ)
         users = set().union(*(dispute.users[rank] for rank in shown))

@@ -51,9 +51,9 @@ def covered_steps(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    Return the step that all members can be brought to. It is the highest step for which a sound
-    copy of every shard exists in memory, or the step of a checkpoint if that step is later. If
-    there is no such step, return a sentence that says why.
+    Return the step from which all members can continue: the highest step for which a sound copy of
+    every shard exists in memory, or the step of a checkpoint if that step is later. If there is no
+    such step, return a sentence that says why.
     """
     return agreed(covered_steps(topology.groups, standings, terms.ceiling), terms)
 

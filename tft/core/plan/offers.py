@@ -126,8 +126,9 @@ class _Case:
 
     def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
         """
-        Return the offer for a strategy. If `_why_not` returns a reason against the strategy, the
-        offer carries that reason. Otherwise `judge`, the method of the strategy, makes the offer.
+        Return the offer for a strategy. If the function `_why_not` returns a reason against the
+        strategy, the offer carries that reason. Otherwise the function `judge`, which is the method
+        for this strategy, makes the offer.
         """
         why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)

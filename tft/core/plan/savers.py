@@ -102,8 +102,8 @@ def copiers(
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
     Return, for each rank that trains with the state of `step`, the shards of which this rank can
-    write a further copy. These are the shards that the rank holds and that `savers`, the assignment
-    of one writer to each shard, does not assign to this rank.
+    write a further copy. These are the shards that the rank holds, apart from those that `savers`
+    assigns to the rank. `savers` assigns one writer to each shard.
     """
     return {
         rank: tuple(

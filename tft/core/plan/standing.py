@@ -42,7 +42,8 @@ class Standing:
     backups: tuple[int, ...] = ()
     """The earlier steps of which the rank keeps a sound copy in memory."""
     unplaceable: str = ""
-    """Why no new process can be started for the rank, as a sentence. Empty: one can be started."""
+    """A sentence that says why no new process can be started for the rank. Empty: a process can be
+    started."""
     strategies: frozenset[str] = frozenset()
     """The strategies (`retry`, `recover`, …) that the adaptor of the rank supports."""
 

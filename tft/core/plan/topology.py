@@ -1,7 +1,7 @@
 """
 Define the topology of a job: which ranks hold which shard of the state, on which nodes the ranks
 run, and which ranks can leave the job only together. This module does not know data, tensor or
-pipeline parallelism. It uses only the groups of ranks that the ranks themselves report.
+pipeline parallelism. It knows only the groups of ranks that the ranks themselves report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -33,7 +33,7 @@ class Stage(StrEnum):
 
 S = Stage
 INSIDE = frozenset({S.LOOP, S.HELD, S.CHECKING_HELD})
-"""The stages in which the training thread is in the loop."""
+"""The stages in which the training thread is in the user's training loop."""
 
 TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.IDLE: frozenset({S.BUSY, S.CHECKING, S.LOOP}),
