@@ -110,9 +110,7 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                # other methods make the faults of these phases: `_between`, `tft_on_tail_ending`,
-                # `tft_on_order`
-                # phases
+                # the methods `_between`, `tft_on_tail_ending` and `tft_on_order` make these faults
                 pass
             case _:
                 assert_never(blow.spec.phase)

@@ -73,7 +73,5 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            # `work` refers to shards. Delete it, so that this thread does not keep their memory in
-            # use while it waits
-            # waits
+            # `work` keeps the memory of the shards in use: delete it before the next wait
             del work

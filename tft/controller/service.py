@@ -292,8 +292,8 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            # Send a `Lead` message at once. It contains the newest step at whose end all copies of
-            # every shard were equal. Ranks that keep copies in host memory need to know this step.
+            # Send a `Lead` message at once. The message contains the newest step at whose end all
+            # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"

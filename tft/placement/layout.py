@@ -80,8 +80,8 @@ class Layout:
     cp: int = 1
     """The context-parallel size: the number of ranks over which each sequence of tokens is cut."""
     ep: int = 1
-    """Expert-parallel size: the number of ranks, out of the dp * cp ranks of a dense data-parallel
-    group, over which experts are spread."""
+    """The expert-parallel size: the number of ranks, out of the dp * cp ranks of a dense
+    data-parallel group, over which experts are spread."""
     shards: int = 1
     """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
     the optimizer state is not cut."""

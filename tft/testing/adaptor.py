@@ -98,8 +98,8 @@ class Group:
 
 class Store(socketserver.ThreadingTCPServer):
     """
-    The rendezvous store. It adds the numbers that the ranks send under one key. When the number of
-    the last rank has arrived, the store answers all ranks with the sum.
+    The rendezvous store, which adds the numbers that the ranks send under one key. When the number
+    of the last rank has arrived, the store answers all ranks with the sum.
     """
 
     daemon_threads = True
@@ -162,8 +162,8 @@ _PARTS = {"model", "optimizer", "scheduler", "data", "apart", "reload"}
 
 def group() -> Group:
     """
-    Return the process group that the last call of `tft_regroup` has formed. Raises
-    `ConnectionError` if there is none.
+    Return the process group that the last call of the hook `tft_regroup` has formed. Raises
+    `ConnectionError` if no process group is formed.
     """
     if _adopted.group is None:
         raise ConnectionError("there is no process group: `session.run` forms it")

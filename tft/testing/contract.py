@@ -43,8 +43,8 @@ class AdaptorContract:
 
     training: ClassVar[type[Training]]
     world: ClassVar[int] = 3
-    """The number of ranks. It is three, because the sum of an all-reduce of two ranks is the same
-    in either order, so two ranks would not show a wrong order."""
+    """The number of ranks of each job. There are three, because the sum of an all-reduce of two
+    ranks is the same in either order, so two ranks would not show a wrong order."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
     # ---------------------------------------------------------------- which hooks the adaptor has

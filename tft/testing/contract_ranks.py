@@ -245,8 +245,8 @@ class _Rank:
 
     def take(self, shard: str, payload: Payload, step: int) -> None:
         """
-        Replace a shard of this rank by the shard of `step` that another rank has given (see
-        `give`).
+        Replace a shard of this rank by the shard of `step` that another rank has given (see the
+        method `give`).
         """
         meta, given = payload
         buffers = self.hook.tft_take(shard=shard, meta=meta)
@@ -317,8 +317,8 @@ class _Rank:
 
     def write_staged(self, directory: Path) -> list[str]:
         """
-        Write the shards that `stage` has copied into a checkpoint directory. Return the names of
-        the files.
+        Write the shards that the method `stage` has copied into a checkpoint directory. Return the
+        names of the files.
         """
         return [name for write in self._staged for name in write(directory)]
 
@@ -429,8 +429,8 @@ class RankProcess:
 
     def hear(self, name: str) -> Any:  # Any: each kind of request has its own type of answer
         """
-        Return the answer to a request that was sent. Raises `AssertionError` when the request
-        failed, or when there is no answer within `LIMIT` seconds.
+        Return the answer to the request `name`, which was sent before. Raises `AssertionError` when
+        the request failed, or when there is no answer within `LIMIT` seconds.
         """
         while name not in self._answers:
             if not self._pipe.poll(LIMIT):
@@ -541,7 +541,7 @@ class Ranks:
 
     def replace(self, rank: int) -> None:
         """
-        Kill the process of a rank, and start another one.
+        Kill the process of a rank, and start another process for the rank.
         """
         self._ranks[rank].kill()
         self._ranks[rank] = self._start(rank)

@@ -62,8 +62,8 @@ class ScriptedState:
     """True if the rank uses a fetched state only after the `Rebuild` order. Until then the state of
     the rank counts as incomplete."""
     promised: int | None = None
-    """The step of the fetched state that the rank will use after `Rebuild`. None if no such state
-    was fetched."""
+    """The step of the fetched state that the rank will use after the `Rebuild` order. None if no
+    such state was fetched."""
     content: str = "right"
     """A text that stands for the content of the copies. Ranks that hold the same shard must have
     equal content. Empty: the rank cannot compute digests of its copies."""

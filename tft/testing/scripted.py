@@ -608,7 +608,7 @@ class ScriptedJob(JobShape):
 
     def facts(self, event: str) -> list[dict[str, object]]:
         """
-        Return the facts of all logged events of one kind.
+        Return the facts of all logged events of the kind `event`.
         """
         return [tell.facts for tell in self.tells if tell.event == event]
 

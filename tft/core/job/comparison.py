@@ -316,8 +316,8 @@ class Comparison:
         which copies were found equal are used, unless `policy.corruption` is `continue`.
         """
         for rank_state in self._job.ranks.states.values():
-            # an earlier comparison may have ruled out copies of this rank because other ranks had
-            # better ones. Forget that, because those other ranks may be lost now
+            # an earlier comparison may have preferred copies of other ranks to the copies of this
+            # rank. Let all of them count again, because those other ranks may be lost now
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         self._distrust_suspects()
         found = self._found()

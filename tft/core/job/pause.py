@@ -126,7 +126,8 @@ class Pausing:
         """
         job = self._job
         if job.succession.gathering:
-            # keep `pausing.request`: a pause that was requested during the gathering begins next
+            # the gathering is over. Keep `pausing.request`: a pause that was requested meanwhile
+            # begins next
             job.succession.gathering = False
         else:
             job.pausing.request = None

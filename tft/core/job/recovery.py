@@ -142,7 +142,8 @@ class Recovery:
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # a rank digests its copies only once in a round
+        # begin a new round, because a rank digests its copies only once in a round
+        job.incident.round += 1
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:

@@ -147,8 +147,8 @@ class SliceComparison:
         if self._dispute is not None and self._dispute.incident is None:
             self._dispute.incident = attempt[0]
         elif self._dispute is not None and self._dispute.incident != attempt[0]:
-            # after a further incident, gradients may differ from before for another reason, so they
-            # no longer show which copy was wrong
+            # after a further incident, gradients may differ from before for another reason, so
+            # gradients no longer show which copy was wrong
             self._dispute = None
         self._attempt, self._replicas, self._begun = attempt, replicas, step
         self._steps = _Steps(last=step)

@@ -249,7 +249,8 @@ class _Case:
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
         # no step is complete in memory, so `step` is that of a checkpoint, or 0 for the initial
-        # states. If it is 0, a member that no longer has its initial state needs another process
+        # states. If `step` is 0, a member that no longer has its initial state needs another
+        # process
         if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)
