@@ -39,7 +39,7 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-# Any: the options have values of several types
+# `Any`, because the options of the command line have values of several types
 def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     texts = list(options["chaos"])
     nodes = options["nnodes"]
@@ -74,6 +74,6 @@ def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) ->
     return Ledger(run_dir).moment(kind, rank, seen)
 
 
-@cache  # an agent calls this function after every step, always with the same argument
+@cache  # an agent needs the same parsed specs after every step, so parse them only once
 def _specs(carried: str) -> tuple[Spec, ...]:
     return tuple(parse(text) for text in json.loads(carried))

@@ -11,7 +11,8 @@ from typing import Any, NoReturn, assert_never
 from tft.spi import TrainingFault
 from tft_chaos.spec import Hang, Kill, Raise, Stop
 
-Theirs = Any  # Any: an object of a framework, which this package does not import
+# the type of objects of torch and MindSpore: `Any`, because this package imports no framework
+Theirs = Any
 
 
 class ImitatedFault(TrainingFault, RuntimeError):
@@ -30,7 +31,7 @@ class ChaosMissed(RuntimeError):
 
 def act(action: Kill | Stop | Hang | Raise) -> None:
     """
-    Carry out the action on the calling thread or on its process.
+    Carry out an action of chaos on the calling thread or on its process.
 
     A `Raise` raises its exception. A `Stop` returns when another process has sent SIGCONT. A `Kill`
     or a `Hang` never returns.
@@ -57,9 +58,10 @@ def _hang(*, gil: bool) -> NoReturn:
     wait. The C function `pause` cannot be used, because it returns after every signal. With
     `gil=True` the thread keeps Python's global interpreter lock.
     """
-    # PyDLL keeps the GIL, CDLL releases the GIL
+    # PyDLL keeps the GIL while a C function runs, and CDLL releases the GIL
     library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)
-    mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros initialise it
+    # 64 bytes have room for any pthread_mutex_t, and zero bytes make an unlocked mutex
+    mutex = ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
-    raise AssertionError("a mutex was taken twice")
+    raise AssertionError("chaos: hang did not block the thread: a locked mutex was locked again")

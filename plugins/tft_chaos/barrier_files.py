@@ -1,6 +1,7 @@
 """
-Marker files in the run directory, with which each rank tells the other ranks how far it is in a
-step. Chaos needs these files to make a fault at the right moment.
+Marker files in the run directory. With these files each rank tells the other ranks how far it has
+come in a step. Chaos (the plugin that makes deliberate faults) needs them to make a fault at the
+right moment.
 """
 
 import json
@@ -10,7 +11,8 @@ from pathlib import Path
 
 class BarrierFiles:
     """
-    The marker files of all ranks. A rank writes only its own files, and reads those of all ranks.
+    The marker files with which the ranks tell each other how far they have come in a step. A rank
+    writes only its own files, and reads those of all ranks.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -25,8 +27,8 @@ class BarrierFiles:
 
     def leave(self) -> None:
         """
-        Remove the files that `enter` and `wait` wrote, because the attempt at the step in which
-        they were written is over.
+        Remove the marker files of this rank that the methods `enter` and `wait` have written,
+        because the attempt to compute the step is over.
         """
         for name in ("inside", "waits"):
             (self._directory / f"{name}-rank{self._rank}").unlink(missing_ok=True)
@@ -40,8 +42,8 @@ class BarrierFiles:
 
     def waits(self, rank: int) -> str | None:
         """
-        Return the name of the fault for which the process of `rank` waits, as the process has
-        passed it to `wait`. Return None if the process does not wait.
+        Return the name of the fault for which the process of `rank` waits, as that process has
+        passed the name to the method `wait`. Return None if the process does not wait.
         """
         try:
             return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))
@@ -62,7 +64,7 @@ class BarrierFiles:
     def met(self, incident: int, step: int) -> None:
         """
         Record the step that this rank had reached when the incident with the number `incident`
-        stopped it.
+        stopped the rank.
         """
         self._write(f"met-{incident}-rank{self._rank}", step)
 

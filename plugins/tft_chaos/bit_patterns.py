@@ -51,14 +51,15 @@ class Memory(Protocol):
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content of the tensor by these bytes.
+        Replace the content of the tensor by the bytes `content`.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """
-    The bits that flip: the same bits in each of `number` elements.
+    The bits of a tensor that the action `bitflip` flips: the same bits in each of `number`
+    elements.
     """
 
     first: int
@@ -66,7 +67,7 @@ class Pattern:
     period: int | None
     """The distance between two successive changed elements. None if only one element is changed."""
     number: int
-    """How many elements are changed."""
+    """The number of elements that are changed."""
     bits: tuple[int, ...]
     """The numbers of the bits that flip in each element. Bit 0 is the least significant bit."""
 
@@ -92,8 +93,8 @@ def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
         period, rest = divmod(action.period, memory.itemsize)
     if rest:
         raise ChaosMissed(
-            f"chaos: a period of {action.period} bytes is not a multiple of the {memory.itemsize} "
-            f"bytes of a {memory.dtype}"
+            f"chaos: no bit was flipped, because a period of {action.period} bytes is not a "
+            f"multiple of the {memory.itemsize} bytes of a {memory.dtype}"
         )
     first = element % period
     number = -(-(memory.size - first) // period)
@@ -113,12 +114,14 @@ def _bits(action: Bitflip, memory: Memory) -> tuple[int, ...]:
             f"type {memory.dtype}: name the bit with bit=B"
         )
     if top >= 8 * memory.itemsize:
-        raise ChaosMissed(f"chaos: a {memory.dtype} has no bit {top}: its highest bit is "
-                          f"{8 * memory.itemsize - 1}")  # fmt: skip
+        raise ChaosMissed(
+            f"chaos: no bit was flipped, because a {memory.dtype} has no bit {top}: its highest "
+            f"bit is {8 * memory.itemsize - 1}"
+        )
     if action.bits > top + 1:
         raise ChaosMissed(
             f"chaos: no bits were flipped, because bits={action.bits} is more than the bits from "
-            f"bit {top} of a {memory.dtype} down to bit 0"
+            f"bit {top} of a {memory.dtype} down to bit 0: give a smaller number of bits"
         )
     return tuple(range(top, top - action.bits, -1))
 
@@ -131,7 +134,7 @@ def flipped(content: bytes, itemsize: int, pattern: Pattern) -> bytes:
     element = sum(1 << bit for bit in pattern.bits).to_bytes(itemsize, "little")
     distance = (pattern.period or 1) * itemsize
     mask = bytes(pattern.first * itemsize) + element.ljust(distance, b"\0") * pattern.number
-    # an XOR of two long integers is far faster than a loop over the elements
+    # flip all bits with one XOR of two long integers, because a loop over the elements is slow
     both = int.from_bytes(content, "little") ^ int.from_bytes(mask[: len(content)], "little")
     return both.to_bytes(len(content), "little")
 
@@ -154,19 +157,26 @@ def choose(
     if isinstance(name, int):
         if name >= len(names):
             raise ChaosMissed(
-                f"chaos: there is no tensor number {name}: the model has {len(names)} tensors, "
-                "counted from 0"
+                f"chaos: no bit was flipped, because there is no tensor number {name}: the model "
+                f"has {len(names)} tensors, counted from 0"
             )
         name = names[name]
     if name is None:
         name = next(iter(held), None)
         if name is None:
-            raise ChaosMissed(f"chaos: this rank has no {kind} of any tensor of the model")
+            raise ChaosMissed(
+                "chaos: no bit was flipped, because this rank has no "
+                f"{kind} of any tensor of the model"
+            )
     elif name not in names:
-        raise ChaosMissed(f"chaos: the model has no tensor {name}; it has {_some(names)}")
+        raise ChaosMissed(
+            f"chaos: no bit was flipped, because the model has no tensor {name}; the model has the "
+            f"tensors {_some(names)}"
+        )
     elif name not in held:
         raise ChaosMissed(
-            f"chaos: this rank has no {kind} of {name}; it has that of {_some(list(held))}"
+            f"chaos: no bit was flipped, because this rank has no {kind} of {name}; it has the "
+            f"{kind} of {_some(list(held))}"
         )
     return name, held[name]
 

@@ -44,7 +44,9 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
     cell = cells.is_cell(model)
     held = {p.name: p for p in model.trainable_params()} if cell else _trained(model)
     name, parameter = choose(action, list(held), held, action.part)
-    pattern_of(action, _memory(parameter, cell=cell))  # raise now, not in the middle of training
+    # raise `ChaosMissed` now, not in the middle of training, if the parameter does not have the
+    # element or the bit of `action`
+    pattern_of(action, _memory(parameter, cell=cell))
 
     def came(gradient: Theirs) -> Theirs:
         if session.evaluating or not blow.due(session.step):
@@ -52,15 +54,16 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
         if getattr(parameter, "grad_added_to_main_grad", False):
             raise ChaosMissed(
                 "chaos: no bit was flipped: with gradient_accumulation_fusion the backward pass "
-                f"itself adds the gradient of the parameter {name} to main_grad, so the gradient "
-                "cannot be changed before"
+                f"itself adds the gradient of the parameter {name} to main_grad, so chaos cannot "
+                "change this gradient before: train without gradient_accumulation_fusion"
             )
         if getattr(gradient, "is_sparse", False):
             raise ChaosMissed(
                 f"chaos: no bit was flipped, because the gradient of the parameter {name} is "
                 "sparse: choose another parameter with tensor=NAME"
             )
-        # change a copy, because autograd may use the same memory for another gradient
+        # flip the bits in a copy, because autograd may use the gradient's memory for another
+        # gradient
         changed = gradient.copy() if cell else gradient.clone()
         _strike(blow, action, name, _memory(changed, cell=cell), session.step)
         return changed
@@ -118,7 +121,8 @@ class TensorMemory:
         """
         Return the index of the element with the largest absolute value.
         """
-        # torch has no `abs` for element types of one byte, such as float8
+        # convert elements of one byte, such as float8, to float32, because torch has no `abs` for
+        # them
         values = self._own.float() if self.itemsize == 1 else self._own
         return int(values.abs().argmax())
 

@@ -35,7 +35,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
 
     Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
-    pause = threading.Event()  # nobody sets this event: its `wait` only lets other threads run
+    pause = threading.Event()  # nobody sets this event, so `pause.wait` sleeps between checks
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:
@@ -50,7 +50,9 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
-            glances = [glance]  # all peers sleep, but one has run since the last check: count anew
+            # all peers (ranks that get no fault) sleep now, but one has run since the last check.
+            # So count the successive checks from this one on
+            glances = [glance]
         else:
             glances.append(glance)
         pause.wait(PAUSE)

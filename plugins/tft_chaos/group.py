@@ -29,7 +29,7 @@ class Victim:
     index: int
     """The number of the spec on the command line, counted from 0."""
     ranks: tuple[int, ...]
-    """All ranks at which the spec is aimed."""
+    """All ranks at which the spec (the argument of `--chaos`) is aimed, with `rank` among them."""
     rank: int
 
     @property
@@ -53,7 +53,7 @@ class Victim:
             return
         firing = f"{self.index}-{time_number}"
         marks.wait(firing)
-        pause = threading.Event()  # nobody sets this event: its `wait` only lets other threads run
+        pause = threading.Event()  # nobody sets this event, so `pause.wait` sleeps between checks
         deadline = time.monotonic() + PATIENCE
         while missing := [
             each.rank

@@ -47,13 +47,13 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has made all its faults.
+        True if the spec (an argument of `--chaos`) has made as many faults as its `count` says.
         """
         return self._fired >= self.spec.count
 
     def due(self, step: int) -> bool:
         """
-        Return whether the spec makes its next fault at this step.
+        Return whether the spec (an argument of `--chaos`) makes its next fault at `step`.
         """
         return not self.spent and step == self.spec.step + self._fired
 
@@ -91,8 +91,8 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Arrange that the fault is made inside a forward pass of the model, when the first submodule has
-    been computed.
+    Arrange that the fault of a spec (an argument of `--chaos`) is made inside a forward pass of the
+    model, when the first submodule has been computed.
 
     If the phase of the spec is `forward`, this is a forward pass of a training step. If the phase
     is `evaluation`, it is a forward pass in the evaluation after a step.
@@ -110,7 +110,9 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
     def computed(name: str) -> Callable[..., None]:
         def fall(*_: object) -> None:
-            step = session.step - evaluates  # an evaluation belongs to the previous step
+            # an evaluation comes after its step has ended, so `session.step` is the next step
+            # already
+            step = session.step - evaluates
             if inside and session.evaluating == evaluates and blow.due(step):
                 blow.fall(step, {"computed": name})
 
@@ -121,7 +123,8 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
         cells.watch_calls(model, enter, leave)
         return
     model.register_forward_pre_hook(enter)
-    for name, module in model.named_modules():  # includes the model itself
+    # `named_modules` includes the model itself, so a model without submodules gets a hook too
+    for name, module in model.named_modules():
         module.register_forward_hook(computed(name))
     model.register_forward_hook(leave, always_call=True)
 
@@ -143,7 +146,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # a busy loop and not `sleep`, because slow code uses the processor too
+            pass  # use the processor, as really slow code does, and do not sleep
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -155,7 +158,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
     Arrange that the function `seen` is called as `seen(number, of)` whenever a gradient is computed
-    in a backward pass.
+    in a backward pass of the model.
 
     `number` counts the gradients of the pass from 1, in the order in which they are computed. `of`
     is the number of trained parameters.
@@ -183,8 +186,9 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Arrange that the fault is made when the second gradient of a backward pass is computed. If the
-    model has only one trained parameter, the fault is made when its gradient is computed.
+    Arrange that the fault of a spec (an argument of `--chaos`) is made when the second gradient of
+    a backward pass is computed. If the model has only one trained parameter, the fault is made when
+    the gradient of this parameter is computed.
     """
 
     def seen(number: int, of: int) -> None:
@@ -197,7 +201,7 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
     Arrange that this rank waits when it has computed its first gradient, until all ranks that get
-    no fault are inside their last collective of the step. The fault is made then.
+    no fault are inside their last collective of the step. Then chaos makes the fault on this rank.
 
     At that time this rank has not started a collective of the step.
     """
@@ -216,11 +220,11 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Arrange that, in the steps of `specs`, this rank writes a marker file when it has computed its
-    last gradient.
+    Arrange that this rank writes a marker file when it has computed its last gradient, in each step
+    in which a spec in `specs` makes a fault.
 
-    `specs` are specs of phase `collective` that are aimed at other ranks. Those ranks wait for the
-    marker files before they make their fault.
+    `specs` are specs (arguments of `--chaos`) of phase `collective` that are aimed at other ranks.
+    Those ranks wait for the marker files before they make their fault.
     """
 
     def seen(number: int, of: int) -> None:
@@ -233,8 +237,8 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Arrange that the fault is made inside the optimizer's step, when some parameters are changed and
-    other parameters are not.
+    Arrange that the fault of a spec (an argument of `--chaos`) is made inside the optimizer's step,
+    when some parameters are changed and other parameters are not.
 
     A sharded optimizer, such as torch's ZeroRedundancyOptimizer, has another optimizer for this
     rank's share in its attribute `optim`. In this case the fault is made when the optimizer in
@@ -249,7 +253,8 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-    whole = optimizer.step  # may be a function by which a scheduler has replaced the method
+    # the optimizer's own method, or a function that a learning-rate scheduler has put in its place
+    whole = optimizer.step
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:

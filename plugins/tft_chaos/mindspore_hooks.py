@@ -81,11 +81,15 @@ def watch_halfway(
             return
         parameters = list(optimizer.parameters)
         if len(parameters) < 2:
-            raise ChaosMissed("chaos: phase update needs an optimizer with at least two parameters")
+            raise ChaosMissed(
+                "chaos: no fault was made, because phase=update needs an optimizer with at least "
+                "two parameters: choose another phase"
+            )
         for parameter, old in zip(
             parameters[len(parameters) // 2 :], before[len(parameters) // 2 :], strict=True
         ):
-            parameter.asnumpy()[...] = old  # `asnumpy` returns a view of the parameter's memory
+            # `asnumpy` returns a view of the parameter's memory, so this line changes the parameter
+            parameter.asnumpy()[...] = old
         changed = sum(
             p.asnumpy().tobytes() != old.tobytes()
             for p, old in zip(parameters, before, strict=True)
@@ -107,7 +111,10 @@ def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], di
     because MindSpore's optimizers keep no 32-bit master weights.
     """
     if part == "master":
-        raise ChaosMissed("chaos: the optimizers of MindSpore keep no 32-bit masters")
+        raise ChaosMissed(
+            "chaos: no bit was flipped, because the optimizers of MindSpore keep no 32-bit "
+            "masters: choose another target"
+        )
     if part == "buffer":
         buffers = {p.name: p for p in model.untrainable_params()}
         return list(buffers), buffers

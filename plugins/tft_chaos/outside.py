@@ -51,7 +51,7 @@ def _living(path: Path) -> int | None:
     """
     try:
         pid = int(path.read_text())
-    except (FileNotFoundError, ValueError):  # there is no file yet, or it is not fully written yet
+    except (FileNotFoundError, ValueError):  # the pid file is missing or not fully written yet
         return None
     thread = main_thread(pid)
     return pid if thread is not None and thread.state != "Z" else None

@@ -17,7 +17,7 @@ class MainThread:
     has ended and is not reaped yet."""
     switches: int
     """The number of times that the thread has stopped running on a processor. If two readings of
-    this number are equal and the thread sleeps in both, it has not run between them."""
+    this number are equal and the thread sleeps in both, the thread has not run between them."""
 
 
 def main_thread(pid: int) -> MainThread | None:

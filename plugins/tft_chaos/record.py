@@ -33,13 +33,14 @@ class Firing:
     step: int
     phase: str | None
     evidence: Mapping[str, object]
-    """Facts which show that the process was in the phase of the spec, such as how many gradients it
-    had computed."""
+    """Facts which show that the process was in the phase of the spec, such as how many gradients
+    the process had computed."""
 
 
 class Ledger:
     """
-    The firings of a run, in the files `chaos/NAME-TIME.json` of its run directory.
+    The firings of a run (the faults that chaos has made), in the files `chaos/NAME-TIME.json` of
+    the run directory.
 
     NAME is the number of the spec on the command line, counted from 0. If the spec is aimed at
     several ranks, each of these ranks has files of its own, and NAME ends with the rank, as in
@@ -52,20 +53,20 @@ class Ledger:
 
     def fired(self, name: str) -> int:
         """
-        Return how many firings with the name `name` are recorded.
+        Return how many firings (faults that chaos has made) are recorded under the name `name`.
         """
         return len(list(self.directory.glob(f"{name}-*.json")))
 
     def enter(self, name: str, time: int, firing: Firing) -> bool:
         """
-        Write a firing to its file, and return True. Return False if the file exists already, which
-        means that the fault must not be made again.
+        Write a firing (a fault that chaos is about to make) to its file, and return True. Return
+        False if the file exists already, which means that the fault must not be made again.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{name}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            # `link` is atomic, and fails if the file exists
+            # `link` creates the file in one atomic step, and fails if the fault was recorded before
             os.link(draft, self.directory / f"{name}-{time}.json")
         except FileExistsError:
             return False
@@ -75,7 +76,7 @@ class Ledger:
 
     def firings(self) -> Iterator[Firing]:
         """
-        Return all firings, in no particular order.
+        Yield all recorded firings (faults that chaos has made), in no particular order.
         """
         for path in self.directory.glob("*.json"):
             yield Firing(**json.loads(path.read_text()))
@@ -113,7 +114,8 @@ def _seen_as(action: Action) -> tuple[str, ...]:
         case Kill():
             return ("process",)
         case Stop() | Hang():
-            return ("hang", "process")  # tft kills a hanging process, and may detect its end first
+            # tft kills the process of a rank that hangs, and may notice its end before the hang
+            return ("hang", "process")
         case Raise(kind=kind):
             return ("software" if kind == "bug" else kind,)
         case Bitflip():

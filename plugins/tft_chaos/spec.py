@@ -72,7 +72,8 @@ class Bitflip:
     """The number of the highest bit that flips, where bit 0 is the least significant bit. None
     means the highest bit of the mantissa."""
     bits: int = 1
-    """How many bits of the element flip: the bit `bit` and the bits directly below it."""
+    """The number of bits of the element that flip: the bit with the number `bit` and the bits
+    directly below that bit."""
     period: int | None = None
     """The distance between two successive elements whose bits flip. The same bits flip in each of
     these elements. None means that only the bits of one element flip."""
@@ -112,7 +113,7 @@ class Process:
     """The name of the process in `pids/NAME.pid`, such as `broker`, `controller`, `agent-1` or
     `store-0`."""
     node: int
-    """The node whose agent sends the signal."""
+    """The node whose agent sends the signal (SIGKILL or SIGSTOP) to the process."""
 
 
 Target = Ranks | Process
@@ -128,12 +129,12 @@ class Spec:
     action: Action
     target: Target
     step: int
-    """The first step at which the fault is made."""
+    """The first step at which the spec makes a fault."""
     phase: Phase
     """The place in the step at which the fault is made. It has no meaning for a `Process`."""
     count: int
     """The number of faults that the spec makes: one in each step from `step` on. In phase `repair`,
-    it makes one before each order of the kind `order`."""
+    the spec makes one fault before each order of the kind `order`."""
     order: OrderName
     """The kind of order of the controller before which a fault of phase `repair` is made. It has no
     meaning in other phases."""
@@ -223,7 +224,7 @@ def _bitflip(keys: "_Keys") -> Bitflip:
             f"{bit + 1} from bit {bit} to bit 0"
         )
     if period == 1 and element is not None and not in_bytes:
-        keys.refuse("'period=1' strikes every element, so 'element' has no meaning with it")
+        keys.refuse("'period=1' flips bits of every element: leave 'element' out")
     return Bitflip(
         part=part,
         tensor=int(name) if name is not None and name.isdecimal() else name,
@@ -371,7 +372,8 @@ class _Keys:
         """
         for key in self._values:
             self.refuse(
-                f"'{key}' cannot be used here; possible are {', '.join(sorted(self._asked))}"
+                f"'{key}' cannot be used in this spec; possible keys are "
+                f"{', '.join(sorted(self._asked))}"
             )
 
     def refuse(self, why: str) -> NoReturn:

@@ -28,8 +28,8 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
     """
     Return the object that carries out the specs (the arguments of `--chaos`) in this process.
 
-    Return None if no spec concerns this process, or if all specs that concern it have made all
-    their faults.
+    Return None if no spec concerns this process, or if all specs that concern the process have made
+    all their faults.
     """
     ledger = Ledger(session.run_dir)
     marks = BarrierFiles(session.run_dir, session.rank)
@@ -54,7 +54,8 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
 
 class Striker:
     """
-    Carries out the specs that concern one process. All of its methods run on the training thread.
+    Carries out the specs (arguments of `--chaos`) that concern one process. All methods of this
+    class run on the training thread.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Striker:
         marks: BarrierFiles,
     ) -> None:
         """
+        Remember the specs that concern this rank, and remove the old marker files of the rank.
+
         `blows` are the objects that carry out the specs aimed at this rank. `joining` are specs
         aimed at other ranks for which this rank must write marker files.
         """
@@ -81,7 +84,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install hooks that make faults during a step in the user's model and optimizer.
+        In the user's model and optimizer, install the hooks that make faults during a step.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         self._model = model
@@ -107,7 +110,8 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                pass  # the other hooks of this class make the faults of these phases
+                # the methods `_between`, `tft_on_tail_ending` and `tft_on_order` make these faults
+                pass
             case _:
                 assert_never(blow.spec.phase)
 
@@ -153,8 +157,8 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # Compare the step of the spec with the highest step that any rank has recorded for this
-        # incident. A replacement process has no state yet, and so does not know its own step.
+        # a replacement process has no state yet and does not know its own step. So use the highest
+        # step that any rank has recorded for this incident
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent

@@ -48,7 +48,7 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-# Any: the options have values of several types
+# `Any`, because the options of the command line have values of several types
 def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     steps, backups = options["integrity"], options.get("backup_every", 0)
     if steps is None:

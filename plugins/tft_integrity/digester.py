@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 class Digester:
     """
-    The observer of one rank: tft calls its methods during training. It digests one slice of each
-    shard after each step. Each shard has `of` slices.
+    The observer of one rank, whose methods tft calls during training. The observer digests one
+    slice of each shard after each step. Each shard has `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
@@ -29,7 +29,8 @@ class Digester:
 
     def tft_on_step_ended(self, step: int) -> None:
         """
-        Digest the next slice of each shard. Large slices are digested on the separate thread.
+        Digest the next slice of each shard, at the end of `step`. Large slices are digested on the
+        separate thread.
         """
         work = self._session.digest_slice(step % self._of, self._of)
         if work is None:
@@ -42,8 +43,8 @@ class Digester:
 
     def tft_on_state_released(self) -> None:
         """
-        Wait until the separate thread has digested the slices that it was given, because their
-        bytes may change when this method has returned.
+        Wait until the separate thread has digested the slices that it was given, because the bytes
+        of the slices may change after this method.
         """
         if self._busy:
             self._busy = False
@@ -72,4 +73,5 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del work  # otherwise this waiting thread would keep the memory of the shards alive
+            # `work` keeps the memory of the shards in use: delete it before the next wait
+            del work

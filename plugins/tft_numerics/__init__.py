@@ -51,7 +51,7 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-# Any: the options have values of several types
+# `Any`, because the options of the command line have values of several types
 def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
     mode, spike, limit = (options[f"numerics{each}"] for each in ("", "_spike", "_limit"))
     if mode not in ("off", *MODES):

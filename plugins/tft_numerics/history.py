@@ -58,7 +58,8 @@ class History:
 
     def clear(self) -> None:
         """
-        Forget all values.
+        Forget all values of this number, so that no value is a spike until enough new values are
+        known.
         """
         self._fresh = 0
         self._values.clear()
@@ -73,7 +74,9 @@ class History:
         """
         if len(self._values) < WARM:
             return None
-        if self._fresh and value <= self._ordinary:  # an ordinary value, as in nearly all steps
+        # values up to `_ordinary` are no spikes. Nearly all values are, so the median is rarely
+        # needed
+        if self._fresh and value <= self._ordinary:
             self._fresh -= 1
             return None
         known = sorted([each for _, each in self._values][-WINDOW:])

@@ -40,8 +40,8 @@ class Settings:
 
 class Judge:
     """
-    The observer of one rank: tft calls its methods during training. It refuses the update of a step
-    whose loss or norm of the gradients is wrong.
+    The observer of one rank, whose methods tft calls during training. The observer refuses the
+    update of a step whose loss or norm of the gradients is wrong.
 
     The norm of the gradients is the same on all ranks that hold the same parameters, and these
     ranks must judge the norm alike. So they must know the same norms of earlier steps. A

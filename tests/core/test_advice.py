@@ -220,7 +220,9 @@ def test_strategy_named_by_a_plugin_is_followed() -> None:
     job.train()
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
-    assert tried(job) == {"retry": "another was advised: the scheduler says so"}
+    assert tried(job) == {
+        "retry": "a recovery plugin has advised another strategy: the scheduler says so"
+    }
     assert [k.rank for k in job.orders(Kill)] == [2]
     assert job.doing == "healthy"
 
@@ -232,7 +234,7 @@ def test_job_is_dumped_when_a_plugin_advises_dump() -> None:
     job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
-    why = "another was advised: the scheduler says so"
+    why = "a recovery plugin has advised another strategy: the scheduler says so"
     assert tried(job)["retry"] == tried(job)["recover"] == why
 
 
@@ -244,7 +246,10 @@ def test_job_ends_without_a_checkpoint_when_a_plugin_advises_exit() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.orders(Save) == []
-    assert "dump: another was advised: the scheduler says so" in job.over.why
+    assert (
+        "dump: a recovery plugin has advised another strategy: the scheduler says so"
+        in job.over.why
+    )
 
 
 def test_veto_rules_out_a_strategy_for_the_whole_incident() -> None:
@@ -292,8 +297,8 @@ def test_veto_does_not_apply_to_the_next_incident() -> None:
     ("said", "why_not"),
     [
         ({"strategy": "scale_in"}, "no rank has to leave"),
-        ({"strategy": "pray"}, "nobody offered it"),
-        ({"strategy": "mine", "base": "pray"}, "nobody offered it"),
+        ({"strategy": "pray"}, "there is no strategy with this name"),
+        ({"strategy": "mine", "base": "pray"}, "there is no strategy with this name"),
         (
             {"strategy": "mine", "base": "retry", "not_after": 1},
             "no sound copy of shard 'dense', of step 1 or earlier, is left on ranks [0, 1, 2, 3]",
@@ -410,7 +415,7 @@ def test_plugin_that_asks_for_time_is_asked_again_after_that_time() -> None:
     job.lose_node(1)
     job.settle()
     recover = next(o for o in job.consulted[-1].offers if o.strategy == "recover")
-    assert recover.why_not == "node 1 is gone, and its ranks have no other place"
+    assert recover.why_not == "node 1 is lost, and no other node has room for its ranks"
     job.advise(wait=45.0, why="a node is on its way")
     assert job.facts("advice_awaited") == [{"seconds": 45.0, "why": "a node is on its way"}]
     assert job.machine.next_deadline() == job.now + 45.0
@@ -446,7 +451,7 @@ def test_report_says_another_was_advised_when_the_plugin_gives_no_reason() -> No
     job = asked()
     job.advise(strategy="dump", why="")
     job.settle()
-    assert tried(job)["retry"] == "another was advised"
+    assert tried(job)["retry"] == "a recovery plugin has advised another strategy"
 
 
 def test_total_time_for_plugins_is_limited_per_incident() -> None:

@@ -69,7 +69,8 @@ def test_job_fails_when_no_other_node_joins_for_an_hour() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.over.why == (
-        "ranks [4, 5] have no place: no other node has come within 3600 s after the last one"
+        "ranks [4, 5] have no node: no other node has joined the job within 3600 s after the last "
+        "one"
     )
     assert job.machine.next_deadline() is None
 

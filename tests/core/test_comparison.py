@@ -784,9 +784,9 @@ def test_report_names_a_shard_whose_holders_were_all_cut_off_in_the_tail() -> No
     job.train()
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [1] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
-        "has ended the step of all ranks that hold the same: the code after that line was not "
-        "run for this step"
+        "ranks [1] were cut off in the tail of step 3 at train.py:57, and no rank among "
+        "the ranks that hold the same shard is left that has ended the step: the code after "
+        "that line was not run for this step"
     ]
 
 

@@ -103,7 +103,7 @@ def test_ranks_that_do_not_finish_open_an_incident() -> None:
     job.wait()
     (freeze,) = job.orders(Freeze)
     assert freeze.incident == 1
-    assert freeze.cause == "ranks [1, 8] have not finished, 3600 s after other ranks have"
+    assert freeze.cause == "ranks [1, 8] have not finished training 3600 s after the first rank"
 
 
 def test_second_late_order_is_dropped_when_a_new_round_begins() -> None:
@@ -135,7 +135,7 @@ def test_reason_names_the_rank_that_never_answers_regroup() -> None:
     job.script.muted = set()
     job.settle()
     job.train()
-    assert tried(job)["retry"] == "ranks [2]: no answer to regroup in time"
+    assert tried(job)["retry"] == "ranks [2]: no answer to the order regroup in time"
 
 
 def test_computing_rank_is_not_suspected_for_another_silent_rank() -> None:
@@ -173,7 +173,7 @@ def test_rank_that_loads_or_restores_for_too_long_is_replaced(order: OrderName) 
     (incident,) = job.reports()
     hang = incident["faults"][-1]
     assert (hang["kind"], hang["rank"]) == ("hang", 1)
-    assert f"no answer to {order} in time" in hang["evidence"]
+    assert f"no answer to the order {order} in time" in hang["evidence"]
     assert incident["strategy"] == "recover"
 
 
@@ -258,7 +258,9 @@ def test_rank_with_replicas_is_ended_for_a_late_stop() -> None:
     job.settle()
     job.let_pass(10.5)
     assert [kill.rank for kill in job.orders(Kill)] == [1]
-    assert job.machine.incident.faults[-1].evidence == f"no answer to stop in time. {ALONE}"
+    assert (
+        job.machine.incident.faults[-1].evidence == f"no answer to the order stop in time. {ALONE}"
+    )
 
 
 def test_last_holder_is_ended_for_a_late_stop_when_a_checkpoint_exists() -> None:
@@ -287,7 +289,10 @@ def test_late_replacement_adds_evidence_to_the_known_fault() -> None:
     (incident,) = job.reports()
     (fault,) = incident["faults"]
     assert (fault["kind"], fault["rank"]) == ("process", 1)
-    assert "was ended by signal 9\nnot ready 8 s after its start" in fault["evidence"]
+    assert (
+        "was ended by signal 9\nthe process has not called session.run 8 s after its start"
+        in fault["evidence"]
+    )
 
 
 def again(job: ScriptedJob) -> list[bool]:
@@ -313,7 +318,7 @@ def test_rank_that_evaluates_is_not_treated_as_hung() -> None:
     job.settle()
     assert job.orders(Kill) == []
     assert job.doing == "clearing"
-    why = "a function after a step is running there"
+    why = "a function after a step is still running"
     assert job.facts("stop_waits") == [{"ranks": [0], "why": why}]
     assert job.facts("order_overdue") == []
     job.script.muted = set()

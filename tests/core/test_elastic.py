@@ -91,7 +91,7 @@ def test_column_of_a_lost_node_leaves_and_the_other_ranks_continue() -> None:
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("scale_in", 4, 0)
     assert tried(job) == {
         "retry": "ranks [2, 3] have lost their process",
-        "recover": "node 1 is gone, and its ranks have no other place",
+        "recover": "node 1 is lost, and no other node has room for its ranks",
     }
     assert job.facts("strategy_chosen")[0]["why"] == (
         "ranks [2, 3] leave, 2 go on; training goes on after step 3"
@@ -156,7 +156,9 @@ def test_job_does_not_shrink_when_an_adaptor_excludes_it_at_ready() -> None:
     job = elastic(settled={0: ("retry", "recover", "dump")})
     job.lose_node(1)
     job.settle()
-    assert tried(job)["scale_in"] == "the adaptor of ranks [0] cannot take part"
+    assert (
+        tried(job)["scale_in"] == "the adaptor of ranks [0] does not support the strategy scale_in"
+    )
     assert job.over is not None
     assert job.over.result == "dumped"
 
@@ -177,7 +179,7 @@ def test_job_does_not_shrink_when_the_policy_or_the_adaptor_excludes_it(cannot: 
     assert tried(job)["scale_in"] == (
         "scale_in is not enabled"
         if cannot == "policy"
-        else "the adaptor of ranks [0, 1] cannot take part"
+        else "the adaptor of ranks [0, 1] does not support the strategy scale_in"
     )
 
 
@@ -859,7 +861,7 @@ def test_switched_ranks_are_reported_and_started_in_rank_order() -> None:
     job.switch(16, 9)
     assert job.facts("switch_called_off") == [
         {"ranks": [1, 8], "why": "migrate is not enabled"},
-        {"ranks": [9, 16], "why": "ranks [9, 16] do not take part"},
+        {"ranks": [9, 16], "why": "ranks [9, 16] do not take part in training"},
     ]
 
 
@@ -918,7 +920,8 @@ def test_impossible_switch_is_refused_only_after_all_processes_have_joined(*, jo
     job.switch(1)
     assert job.machine.switch == (frozenset() if joined else {1})
     refused = [told["why"] for told in job.facts("switch_called_off")]
-    assert refused == (["the adaptor of ranks [0, 1, 2] cannot take part"] if joined else [])
+    why = "the adaptor of ranks [0, 1, 2] does not support the strategy migrate"
+    assert refused == ([why] if joined else [])
 
 
 def test_plugins_are_not_asked_again_when_a_switch_is_cancelled_before_ready() -> None:
@@ -1064,7 +1067,7 @@ def test_node_can_end_when_all_its_ranks_are_being_switched(state: str) -> None:
     job.stop(node=1)
     job.settle()
     assert [facts["why"] for facts in job.facts("node_left")] == [
-        "node 1 is not wanted any more: SIGTERM came"
+        "node 1 was asked to leave the job: SIGTERM came"
     ]
     if state == "choosing":
         job.advise()
@@ -1088,7 +1091,7 @@ def test_left_node_is_reported_and_not_used_again() -> None:
     job.settle()
     job.stop(node=1)
     job.settle()
-    why = "node 1 is not wanted any more: SIGTERM came"
+    why = "node 1 was asked to leave the job: SIGTERM came"
     assert job.facts("node_left") == [{"node": 1, "ranks": [3], "why": why}]
     job.arrive(3)
     job.settle()
@@ -1180,9 +1183,9 @@ def test_switch_continues_after_the_repair_of_another_rank() -> None:
         ({"enable": frozenset({"retry"})}, (3,), "migrate is not enabled"),
         (
             {"strategies": ("retry", "recover")}, (3,),
-            "the adaptor of ranks [0, 1, 2, 3] cannot take part",
+            "the adaptor of ranks [0, 1, 2, 3] does not support the strategy migrate",
         ),
-        ({}, (3, 7), "ranks [7] do not take part"),
+        ({}, (3, 7), "ranks [7] do not take part in training"),
     ],
 )  # fmt: skip
 def test_impossible_switch_is_refused_with_the_reason(
@@ -1380,7 +1383,7 @@ def test_lost_rank_is_replaced_before_a_takeover() -> None:
     assert strategies(job) == ["recover"]
     assert tried(job) == {"retry": "ranks [1] have lost their process"}
     assert [(k.rank, k.incarnation, k.cause) for k in job.orders(Kill)] == [
-        (3, 1, "it could not take over")
+        (3, 1, "the successor could not take over its rank")
     ]
     job.settle()
     assert job.successors == {}
@@ -1411,7 +1414,7 @@ def test_takeover_continues_when_another_node_joins() -> None:
         ),
         (
             {"placement": WITH_ROOM, "spare": {2: 1}, "strategies": ("retry", "recover")},
-            "the adaptor of ranks [0, 1, 2, 3] cannot take part",
+            "the adaptor of ranks [0, 1, 2, 3] does not support the strategy migrate",
         ),
     ],
 )
@@ -1450,7 +1453,10 @@ def test_straggler_gets_only_one_successor() -> None:
     job.settle()
     job.notice(3, "straggler")
     assert len(job.orders(Spawn)) == 1
-    assert job.facts("rank_straggles")[-1]["why_not"] == "another process is on its way"
+    assert (
+        job.facts("rank_straggles")[-1]["why_not"]
+        == "a second process of the rank was started already"
+    )
 
 
 def test_successor_is_ended_when_its_node_is_excluded() -> None:
@@ -1511,7 +1517,7 @@ def test_recover_is_not_followed_when_a_node_has_room_for_one_of_two_ranks() -> 
     job.settle()
     assert job.orders(Spawn) == []
     assert job.facts("advice_not_followed")[-1]["why_not"] == (
-        "no node has room for rank 3 in addition to the others"
+        "no node has a free place left for rank 3"
     )
     assert job.over is not None
     assert job.over.result == "dumped"
@@ -1612,7 +1618,7 @@ def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
     job.wait()
     job.settle()
     assert [(k.rank, k.last_words, k.cause) for k in job.orders(Kill)] == [
-        (1, True, "no answer to save in time")
+        (1, True, "no answer to the order save in time")
     ]
     assert [fault["kind"] for fault in job.reports()[-1]["faults"]] == ["memory"]
     assert job.over is not None

@@ -58,7 +58,7 @@ def test_notice_about_a_rank_outside_the_job_is_only_logged() -> None:
             "rank": rank,
             "kind": "memory",
             "evidence": "too many corrected errors",
-            "why_not": "the rank does not take part",
+            "why_not": "the rank does not take part in training",
         }
         for rank in (3, 9)
     ]

@@ -47,8 +47,8 @@ def test_job_fails_when_no_rank_can_commit() -> None:
     job.kill(0)
     job.settle()
     assert tried(job)["dump"] == (
-        "no rank is left to commit it; rank 1 could not write: OSError: stale file handle; rank "
-        "2 could not write: OSError: stale file handle"
+        "no rank is left to commit the checkpoint; rank 1 could not write: OSError: stale file "
+        "handle; rank 2 could not write: OSError: stale file handle"
     )
     assert job.reports()[-1]["strategy"] == "exit"
 

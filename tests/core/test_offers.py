@@ -52,7 +52,9 @@ def test_retry_is_possible_when_all_ranks_live() -> None:
         why="every process is kept; training goes on after step 4",
         step=4,
     )
-    assert offer["recover"].why_not == "no rank can be named whose process should be replaced"
+    assert (
+        offer["recover"].why_not == "no rank is known to be at fault, so no process can be replaced"
+    )
     assert offer["scale_in"].why_not == "no rank has to leave"
     assert offer["migrate"].why_not == "no process is ready to take over"
     assert offer["scale_out"].why_not == "no rank is ready to come back"
@@ -242,7 +244,7 @@ def test_strategy_without_the_adaptor_of_a_living_member_is_ruled_out() -> None:
     assert offered(standings)["scale_in"].why_not is None
     standings[1] = Standing(rank=1, held=4, strategies=frozenset({"dump"}))
     why = ruled_out(standings)
-    assert why["scale_in"] == "the adaptor of ranks [1] cannot take part"
+    assert why["scale_in"] == "the adaptor of ranks [1] does not support the strategy scale_in"
     assert (why["dump"], why["exit"]) == (None, None)
 
 
@@ -297,7 +299,7 @@ def test_reason_of_the_lowest_rank_is_given() -> None:
     )
     unknown = terms(strangers=frozenset({8, 1}))
     assert offered(without(everybody(9), [2]), unknown, topology=WIDE)["scale_in"] == Offer(
-        strategy="scale_in", why_not="rank 1 has never reported what it holds"
+        strategy="scale_in", why_not="rank 1 has never reported which shards it holds"
     )
 
 

@@ -403,7 +403,7 @@ def test_job_resumes_when_a_check_raises_on_one_rank() -> None:
     assert job.doing == "healthy"
     assert job.reports() == []
     assert job.machine.checked == (
-        "it could not be run: no plugin offers a check named 'links' (rank 2)"
+        "the check could not be run: no plugin offers a check named 'links' (rank 2)"
     )
 
 
@@ -440,7 +440,7 @@ def test_rank_that_does_not_answer_a_check_in_time_is_replaced() -> None:
     job.settle()
     job.wait()
     assert [(k.rank, k.last_words, k.cause) for k in job.orders(Kill)] == [
-        (3, True, "no answer to check in time")
+        (3, True, "no answer to the order check in time")
     ]
     job.script.muted = set()
     job.settle()
@@ -494,7 +494,9 @@ def test_rank_that_does_not_answer_freeze_at_a_pause_is_replaced() -> None:
     job.settle()
     job.wait()
     job.settle()
-    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [(2, "no answer to freeze in time")]
+    assert [(k.rank, k.cause) for k in job.orders(Kill)] == [
+        (2, "no answer to the order freeze in time")
+    ]
     job.train()
     assert strategies(job) == ["recover"]
     assert job.doing == "paused"
@@ -552,7 +554,9 @@ def test_pause_is_cancelled_when_the_boundary_is_not_reached_in_time() -> None:
     assert job.doing == "pausing"
     job.wait()
     assert job.facts("order_overdue") == [{"order": "hold", "ranks": [3]}]
-    assert job.facts("pause_given_up") == [{"why": "ranks [3]: no answer to hold in time"}]
+    assert job.facts("pause_given_up") == [
+        {"why": "ranks [3]: no answer to the order hold in time"}
+    ]
     job.script.stuck = set()
     job.settle()
     job.train()
@@ -576,7 +580,7 @@ def test_missing_answer_to_release_is_recovered_by_a_retry() -> None:
     assert job.doing == "healthy"
     (incident,) = job.reports()
     assert incident["strategy"] == "retry"
-    assert "no answer to release in time" in str(incident["faults"])
+    assert "no answer to the order release in time" in str(incident["faults"])
 
 
 def test_rank_that_computes_while_a_release_is_unanswered_is_not_suspected() -> None:
@@ -695,7 +699,7 @@ def test_pause_is_cancelled_when_a_rank_left_the_loop_before_the_boundary() -> N
     job.ranks[3].training = False
     job.pause()
     job.settle()
-    why = "rank 3 could not hold: it has left the loop at step 3, before the end of 4"
+    why = "rank 3 could not hold: it has left the loop after step 3, before step 4 ended"
     assert job.facts("pause_given_up") == [{"why": why}]
     assert job.reports() == []
 
@@ -813,7 +817,7 @@ def test_unfit_rank_is_isolated_when_a_fault_interrupts_the_check() -> None:
     assert FOUND in incident["faults"][1]["evidence"]
     assert strategies(job) == ["recover"]
     assert job.doing == "healthy"
-    assert job.machine.checked == "a link drops packets (rank 2); a fault has interrupted it"
+    assert job.machine.checked == "a link drops packets (rank 2); a fault has interrupted the check"
     assert job.facts("checked") == [{"what": job.machine.checked}]
     assert len(job.orders(Check)) == 1
 
@@ -874,8 +878,10 @@ def test_check_is_cut_off_without_a_kill_when_most_ranks_do_not_answer() -> None
     (incident,) = job.reports()
     assert (incident["strategy"], incident["steps_lost"]) == ("retry", 0)
     assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
-    assert incident["faults"][0]["evidence"] == "ranks [0, 1, 2]: no answer to check in time"
-    assert job.machine.checked == "a fault has interrupted it"
+    assert (
+        incident["faults"][0]["evidence"] == "ranks [0, 1, 2]: no answer to the order check in time"
+    )
+    assert job.machine.checked == "a fault has interrupted the check"
 
 
 def test_node_of_an_unfit_rank_is_excluded_when_most_ranks_do_not_answer() -> None:

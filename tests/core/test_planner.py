@@ -146,7 +146,7 @@ def test_copies_of_different_steps_give_no_agreed_step() -> None:
 
 def test_no_step_is_agreed_when_no_rank_has_reported_its_shards() -> None:
     """When no rank has reported which shards it holds, then the result is a message that says this."""
-    assert covered_step({}, {}) == "no rank has reported what it holds"
+    assert covered_step({}, {}) == "no rank has reported which shards it holds"
 
 
 def test_checkpoint_is_used_when_no_copy_in_memory_is_left() -> None:

@@ -94,7 +94,7 @@ def test_successor_that_exits_before_it_is_ready_is_not_started_again(code: int)
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
     assert job.over.why.startswith(
-        "rank 1 left with code 3 before it took any order: its log says why"
+        "rank 1 left with code 3 before it called session.run: its log says why"
         if code
         else "rank 1 left with code 0 and has not begun to train: it "
     )
@@ -612,7 +612,7 @@ def test_free_place_of_a_node_is_used_once() -> None:
     job.settle()
     job.train()
     assert strategies(job) == ["scale_in"]
-    assert tried(job)["recover"] == "node 1 is gone, and its ranks have no other place"
+    assert tried(job)["recover"] == "node 1 is lost, and no other node has room for its ranks"
     assert job.machine.members == {0, 1, 2}
     assert [(s.rank, s.node) for s in job.orders(Spawn)] == [(2, 2)]
 
@@ -657,7 +657,7 @@ def test_rank_that_hangs_after_its_last_step_is_found() -> None:
     assert job.machine.next_deadline() is not None
     job.wait()
     assert job.orders(Freeze)[0].cause == (
-        "ranks [1] have not finished, 50 s after other ranks have"
+        "ranks [1] have not finished training 50 s after the first rank"
     )
     job.settle()
     job.wait()

@@ -80,8 +80,8 @@ def test_second_claim_of_a_rank_is_refused_before_the_first_process_is_ready() -
     job.join(job.ranks[1])
     claim(job, 1, 77)
     assert refusals(job) == [
-        "rank 1 is held by process 1001 (incarnation 0); process 77 (incarnation 0) came without "
-        "being asked for"
+        "rank 1 is held by process 1001 (incarnation 0); process 77 (incarnation 0) was not "
+        "ordered by the controller"
     ]
     job.ready(job.ranks[1])
     job.settle()
@@ -204,7 +204,7 @@ def test_report_says_the_store_was_lost_while_groups_were_formed() -> None:
     job.settle()
     job.reopen_store(9)
     job.settle()
-    assert tried(job)["retry"] == "the rendezvous store was lost while groups were formed"
+    assert tried(job)["retry"] == "the rendezvous store was lost while process groups were formed"
 
 
 # ---------------------------------------------------------------- unknown processes and agents
@@ -520,7 +520,7 @@ def test_answer_of_one_process_does_not_answer_orders_of_another_process() -> No
 # ---------------------------------------------------------------- a node with room that joins late
 
 
-TOO_FEW = "no node has room for rank 3 in addition to the others"
+TOO_FEW = "no node has a free place left for rank 3"
 
 
 def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:

@@ -524,7 +524,7 @@ def test_hold_fails_when_an_exception_left_the_loop_before_the_boundary() -> Non
     order(machine, "hold", hold(4), 1.1)
     machine.handle(Left(at=1.2))
     failure = the_answer(stands(machine, 3, still=False)).failure
-    assert failure == "it has left the loop at step 3, before the end of 4"
+    assert failure == "it has left the loop after step 3, before step 4 ended"
 
 
 def test_check_is_run_in_the_loop_when_the_rank_stands_still() -> None:

@@ -135,8 +135,8 @@ def test_keeper_that_does_not_answer_is_waited_for_as_long_as_for_a_freeze(lasti
         return
     (report,) = job.reports()
     assert report["unprotected"] == [
-        "the RNG and data position of ranks [2, 3] were lost with node 1: node 2, which kept it, "
-        "has not reported it in time"
+        "the RNG and data position of ranks [2, 3] were lost with node 1: node 2, which kept a "
+        "copy, has not reported it in time"
     ]
     assert "were lost with its node" in tried(job)["recover"]
     assert job.facts("local_state_not_recalled")[0]["ranks"] == [2, 3]
@@ -197,8 +197,8 @@ def test_keeper_that_is_lost_too_is_not_waited_for() -> None:
     assert [(order.node, order.ranks) for order in job.orders(Recall)] == [(2, (2,)), (3, (3,))]
     (report,) = job.reports()
     assert report["unprotected"] == [
-        "the RNG and data position of ranks [2] were lost with node 1: node 2, which kept it, was "
-        "lost too"
+        "the RNG and data position of ranks [2] were lost with node 1: node 2, which kept a "
+        "copy, was lost too"
     ]
 
 

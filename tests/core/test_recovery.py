@@ -506,7 +506,7 @@ def test_report_lists_every_replaced_rank() -> None:
     job.train()
     (incident,) = job.reports()
     assert {f["rank"]: f["evidence"] for f in incident["faults"]} == {
-        2: "was ended by signal 9", 3: "its node is replaced with rank 2",
+        2: "was ended by signal 9", 3: "node 1 is replaced, because it has lost rank 2",
     }  # fmt: skip
     assert incident["pids_kept"] is True
     assert job.machine.incidents[0].turnover.kept == {0: True, 1: True, 3: False}

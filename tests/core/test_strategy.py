@@ -397,7 +397,7 @@ def test_job_is_dumped_when_a_node_has_too_little_room_for_the_lost_ranks() -> N
     assert job.over is not None
     assert job.over.result == "dumped"
     assert [s.rank for s in job.orders(Spawn)] == [2]
-    assert tried(job)["recover"] == "node 1 is gone, and its ranks have no other place"
+    assert tried(job)["recover"] == "node 1 is lost, and no other node has room for its ranks"
 
 
 def test_moved_rank_is_started_again_on_its_new_node() -> None:
@@ -449,7 +449,7 @@ def test_all_processes_of_a_node_are_replaced_with_the_policy_node() -> None:
     job.settle()
     job.train()
     assert [(k.rank, k.last_words) for k in job.orders(Kill)] == [(3, False)]
-    assert [k.cause for k in job.orders(Kill)] == ["its node is replaced with rank 2"]
+    assert [k.cause for k in job.orders(Kill)] == ["node 1 is replaced, because it has lost rank 2"]
     assert sorted((s.rank, s.node) for s in job.orders(Spawn)) == [(2, 1), (3, 1)]
     (incident,) = job.reports()
     assert (incident["strategy"], incident["processes_started"]) == ("recover", 2)
@@ -494,7 +494,9 @@ def test_rank_lost_and_replaced_again_with_its_node_has_one_fault() -> None:
     job.train()
     (incident,) = job.reports()
     (fault,) = (f for f in incident["faults"] if f["rank"] == 2)
-    assert fault["evidence"] == "was ended by signal 9\nits node is replaced with rank 3"
+    assert (
+        fault["evidence"] == "was ended by signal 9\nnode 1 is replaced, because it has lost rank 3"
+    )
 
 
 def test_whole_node_policy_keeps_processes_on_the_node_with_room() -> None:
@@ -542,7 +544,7 @@ def test_successor_that_is_not_ready_in_time_is_ended_and_started_again() -> Non
     job.settle()
     job.wait()
     assert [(k.rank, k.incarnation, k.cause) for k in job.orders(Kill)] == [
-        (1, 1, "not ready 40 s after its start")
+        (1, 1, "the process has not called session.run 40 s after its start")
     ]
     job.script.slow = set()
     job.settle()
@@ -560,9 +562,10 @@ def test_job_is_dumped_when_the_adaptor_supports_only_dump() -> None:
     assert job.over is not None
     assert job.over.result == "dumped"
     assert job.orders(Spawn) == []
-    assert tried(job) == dict.fromkeys(
-        ("retry", "recover", "scale_in"), "the adaptor of ranks [0, 2, 3] cannot take part"
-    )
+    assert tried(job) == {
+        strategy: f"the adaptor of ranks [0, 2, 3] does not support the strategy {strategy}"
+        for strategy in ("retry", "recover", "scale_in")
+    }
 
 
 @pytest.mark.parametrize(

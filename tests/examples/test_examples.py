@@ -154,7 +154,10 @@ def test_a_recovery_plugin_ends_the_job_at_the_third_loss(
     """
     page = typed("recovery_plugin", tmp_path, environment)
     assert "4 passed" in page.output
-    assert "not recover: another was advised: rank 2 has lost its process 3 times" in page.output
+    assert (
+        "not recover: a recovery plugin has advised another strategy: rank 2 has lost its process "
+        "3 times" in page.output
+    )
     assert "losses of 4 ranks: bit-identical" in page.output
     assert "final state of 4 ranks: bit-identical" in page.output
     assert page.output.count("incident: process at rank 2; recover in ") == 2

@@ -21,7 +21,9 @@ def test_a_strategy_that_is_not_enabled_is_not_used(tmp_path: Path) -> None:
     (incident,) = outcome.incidents
     assert incident["strategy"] == "dump"
     why_not = {each["strategy"]: each["why_not"] for each in incident["tried"]}
-    assert why_not["recover"] == "the adaptor of ranks [0, 2, 3] cannot take part"
+    assert (
+        why_not["recover"] == "the adaptor of ranks [0, 2, 3] does not support the strategy recover"
+    )
 
 
 @pytest.mark.soak

@@ -249,7 +249,9 @@ def test_a_replacement_that_fails_before_it_is_ready_ends_the_job(tmp_path: Path
     has no state to repair. The rank is not started again, and the others save a last checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], [1, 1, "replaced", "UCE ERROR"])
     assert outcome.codes == [3], outcome.output
-    assert "rank 1 left with code 1 before it took any order: its log says why" in outcome.output
+    assert (
+        "rank 1 left with code 1 before it called session.run: its log says why" in outcome.output
+    )
     assert "RuntimeError: UCE ERROR" in outcome.output
     assert [rank for rank, _ in outcome.called("save")] == [0]
 

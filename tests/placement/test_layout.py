@@ -156,7 +156,7 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         (
             {"tp": 8},
             "no replica: a dense data-parallel group has 1 rank (dp 1 * cp 1), and no other rank "
-            "holds the same state",
+            "holds the same state: choose a larger dp",
         ),
         (
             {"dp": 8, "shards": 3},
@@ -186,17 +186,19 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         (
             {"dp": 8, "ep": 8},
             "no replica: an expert data-parallel group has 1 rank (8 / ep 8), and no other rank "
-            "holds the same state",
+            "holds the same state: choose a smaller ep",
         ),
         (
             {"dp": 12, "ep": 4, "shards": 6},
             "an expert data-parallel group has 3 ranks (12 / ep 4), which cannot be divided by "
-            "2, the number of copies of the dense part's optimizer state",
+            "2, the number of copies of the dense part's optimizer state: choose another number "
+            "of optimizer shards",
         ),
         (
             {"dp": 12, "ep": 2, "shards": 3},
             "an expert data-parallel group has 6 ranks (12 / ep 2), which cannot be divided by "
-            "4, the number of copies of the dense part's optimizer state",
+            "4, the number of copies of the dense part's optimizer state: choose another number "
+            "of optimizer shards",
         ),
         (
             {"dp": 8, "ep": 4, "shards": 4, "scheme": MINDSPORE},
@@ -206,7 +208,7 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         (
             {"dp": 8, "ep": 2, "shards": 4, "scheme": MINDSPORE},
             "no replica: an expert data-parallel group has 4 ranks (8 / ep 2), and each of its 4 "
-            "optimizer shards is held by one rank only",
+            "optimizer shards is held by one rank only: choose fewer optimizer shards",
         ),
         (
             {"dp": 4, "pp": 2, "ep": 2, "order": COUNTED_STAGES_FIRST},

@@ -139,9 +139,9 @@ def test_pattern_that_does_not_fit_the_tensor_changes_nothing(keys: str, sentenc
     ("keys", "sentence"),
     [
         ("tensor=3", "there is no tensor number 3: the model has 3 tensors, counted from 0"),
-        ("tensor=d", "the model has no tensor d; it has a, b, c"),
-        ("tensor=a", "this rank has no exp_avg of a; it has that of b, c"),
-        ("tensor=0", "this rank has no exp_avg of a; it has that of b, c"),
+        ("tensor=d", "the model has no tensor d; the model has the tensors a, b, c"),
+        ("tensor=a", "this rank has no exp_avg of a; it has the exp_avg of b, c"),
+        ("tensor=0", "this rank has no exp_avg of a; it has the exp_avg of b, c"),
     ],
 )
 def test_tensor_that_a_rank_does_not_have_is_named(keys: str, sentence: str) -> None:

@@ -442,7 +442,7 @@ def test_switch_is_refused_when_the_adaptor_cannot_migrate() -> None:
     and the job stays healthy."""
     talk = switching(strategies=("retry", "recover", "dump"))
     talk.settle()
-    why = "the adaptor of ranks [0, 1, 2, 3] cannot take part"
+    why = "the adaptor of ranks [0, 1, 2, 3] does not support the strategy migrate"
     assert talk.news() == [("result", 406, why, {}, "hot switch")]
     assert talk.job.doing == "healthy"
 

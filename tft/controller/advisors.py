@@ -25,7 +25,8 @@ log = structlog.get_logger()
 
 class Advisors:
     """
-    The plugins of this process that are notified of events, or that give advice on incidents.
+    The plugins in the controller's process. They are told about events of the job, and are asked
+    for advice on incidents.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -34,7 +35,7 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Return True if some plugin can give advice on incidents: it implements the hook
+        Return True if some plugin can give advice on incidents, because it implements the hook
         `tft_advise`.
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
@@ -42,9 +43,9 @@ class Advisors:
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
         Tell the plugins that this controller leads, and give them a function that passes messages
-        on to `report`. A plugin may call the function at any time. The controller handles the
-        message like a report that came over the bus. If the message is not valid, the function
-        raises `UsageError` in the plugin.
+        on to the function `report`. A plugin may call the given function at any time. The
+        controller handles the message like a report that came over the bus. If the message is not
+        valid, the given function raises `UsageError` in the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -53,15 +54,15 @@ class Advisors:
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
         Tell the plugins about an event that operators want to know. `event` is the name of the
-        event, and `facts` maps the names of its details to their values.
+        event, and `facts` maps the name of each detail of the event to its value.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
         Start to ask all plugins for advice on an incident, and return at once. When all plugins
-        have answered, their advice is combined into one message, and `report` is called with this
-        message.
+        have answered, their advice is combined into one message, and the function `report` is
+        called with this message.
         """
 
         async def ask() -> None:
@@ -119,8 +120,8 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the description of an incident that plugins get. It contains the faults of the incident,
-    the strategies from which a plugin may choose (`offers`), and the state of the ranks.
+    Return the description of an incident for plugins. The description contains the faults of the
+    incident, the strategies from which a plugin may choose (`offers`), and the state of the ranks.
     """
     return IncidentView(
         number=consult.incident,

@@ -1,5 +1,6 @@
 """
-The report of a job: `report.json` in its run directory, written when the job is over.
+The report of a job: the file `report.json` in the run directory. The file is written when the job
+is over.
 """
 
 import json
@@ -58,7 +59,8 @@ class ReportFile:
 
     def _moment(self, fault: Fault) -> float | None:
         """
-        Return the time in seconds at which a fault really happened, or None if no plugin knows it.
+        Return the time in seconds at which a fault really happened, or None if no plugin knows the
+        time.
         """
         known = call_guarded(
             self._plugins,

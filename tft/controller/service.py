@@ -41,7 +41,8 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
-"""The time in seconds after which an order is sent again if its receiver has not answered."""
+"""The time in seconds after which the controller sends an order again, if the receiver of the order
+has not answered."""
 LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
 when there is nothing new to say. The time is long because every rank reads each `Lead`."""
@@ -49,8 +50,8 @@ REMEMBERED = 100
 """The number of warnings about malformed messages that are remembered. A remembered warning is not
 logged again."""
 FAREWELL = 3.0
-"""The time in seconds that the controller waits at its end for the agents to learn that the job is
-over and to disconnect."""
+"""The time in seconds for which the controller waits before it ends. In this time the agents must
+learn that the job is over, and disconnect."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
@@ -61,7 +62,8 @@ log = structlog.get_logger()
 
 def main(settings: JobSettings) -> int:
     """
-    Lead one job until it is over. Return the exit code of the job, which is also that of `tft run`.
+    Run the controller of one job until the job is over. Return the exit code of the job, which is
+    also the exit code of `tft run`.
     """
     raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
@@ -71,9 +73,9 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The three objects that examine the beats. The job machine does not get the beats themselves.
-    It gets an event only when one of these objects has found something, such as a standstill.
-    The three objects read no clock and send no messages.
+    The three objects that examine the beats (the heartbeats of the nodes). The job machine does not
+    get the beats themselves. It gets an event only when one of these objects has found something,
+    such as a standstill. The three objects read no clock and send no messages.
     """
 
     hang_detection: HangDetection
@@ -97,11 +99,12 @@ class Controller:
         self._report = ReportFile(settings, plugins)
         self._warnings = Warnings()
         self._lost = 0
-        """The number of events of a damaged story that could not be read."""
+        """The number of events that could not be read because the story (the record of all events)
+        is damaged."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        # start to compare digests now, because the ranks may be training already, under an earlier
-        # controller
+        # ranks that train send digests of slices (parts of shards). Start to compare these digests
+        # now, because the ranks may be training already, under an earlier controller
         self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
@@ -137,9 +140,9 @@ class Controller:
 
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
-        Bring the machine to the state that follows from the readable part of a damaged story, so
-        that the ranks can still save a last checkpoint. Raises the exception `damage` if too little
-        of the story is readable for that.
+        Bring the job machine to the state that follows from the readable part of a damaged story,
+        so that the ranks can still save a last checkpoint. Raises the exception `damage` if too
+        little of the story is readable for that.
         """
         told = salvaged_run(path, self._settings.job, self._settings.run)
         if told is None:
@@ -289,8 +292,8 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            # Send a `Lead` message at once. It contains the newest step at whose end all copies of
-            # every shard were equal. Ranks that keep copies in host memory need to know this step.
+            # Send a `Lead` message at once. The message contains the newest step at whose end all
+            # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
@@ -438,8 +441,8 @@ class Warnings:
 
     def malformed(self, why: str) -> None:
         """
-        Log why a message is malformed, unless the same reason was logged before. About
-        `REMEMBERED` reasons are remembered for this.
+        Log why a message is malformed, unless the same reason was logged before. Only about the
+        last `REMEMBERED` reasons are remembered.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
@@ -455,7 +458,7 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
 
 
-# Any: asyncio puts values of several types into `context`
+# `Any`, because asyncio puts values of several types into `context`
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
     End the process of the controller at once, with exit code 70, because a callback of the event

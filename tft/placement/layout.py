@@ -37,8 +37,8 @@ class Scheme:
     parameters are whole on every rank of a data-parallel group."""
     experts_as_dense: bool
     """True if the state of experts is cut into as many shards as the state of the dense part of the
-    model. False: it is cut into fewer shards, so that each shard has as many copies as a shard of
-    the dense part."""
+    model. False: the state of experts is cut into fewer shards, so that each shard has as many
+    copies as a shard of the dense part."""
 
 
 MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False)
@@ -72,19 +72,19 @@ class Layout:
     """
 
     dp: int = 1
-    """Data-parallel size."""
+    """The data-parallel size: the number of parts into which each batch is divided."""
     tp: int = 1
-    """Tensor-parallel size."""
+    """The tensor-parallel size: the number of ranks over which each layer of the model is cut."""
     pp: int = 1
     """The number of pipeline stages."""
     cp: int = 1
-    """Context-parallel size."""
+    """The context-parallel size: the number of ranks over which each sequence of tokens is cut."""
     ep: int = 1
-    """Expert-parallel size: the number of ranks, out of the dp * cp ranks of a dense data-parallel
-    group, over which experts are spread."""
+    """The expert-parallel size: the number of ranks, out of the dp * cp ranks of a dense
+    data-parallel group, over which experts are spread."""
     shards: int = 1
     """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
-    it is not cut."""
+    the optimizer state is not cut."""
     order: tuple[str, ...] = DIMENSIONS
     """The dimensions in the order in which ranks are counted. Ranks with successive numbers differ
     in the first dimension."""
@@ -109,7 +109,7 @@ class Layout:
         self._check_dense()
         self._check_experts()
 
-    # ------------------------------------------------------------ sizes
+    # ------------------------------------------------------------ sizes and numbers of copies
 
     @property
     def world(self) -> int:
@@ -160,14 +160,15 @@ class Layout:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """
-        Return the coordinate of a rank in each dimension.
+        Return the coordinate of a rank in each dimension (`tp`, `cp`, `ep`, `dp`, `pp`), counted
+        from 0.
         """
         sizes = self._dense_sizes()
         at = {name: rank // far % sizes[name] for name, far in self._strides(sizes).items()}
         at["ep"] = rank // self._strides(self._expert_sizes())["ep"] % self.ep
         return at
 
-    # ------------------------------------------------------------ the places of state
+    # ------------------------------------------------------------ which ranks hold which shard
 
     def states(self) -> tuple[StateKind, ...]:
         """
@@ -193,7 +194,8 @@ class Layout:
 
     def _with_parameters(self, dense: Places, experts: Places) -> tuple[StateKind, ...]:
         """
-        Return the kinds of state if parameters are cut together with their optimizer state.
+        Return all kinds of state, for a framework that cuts parameters together with their
+        optimizer state.
         """
         found = []
         if self.threshold_kb:
@@ -234,7 +236,7 @@ class Layout:
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
         Yield two values for each pair of pipeline stage and tensor rank: the suffix of the names of
-        its shards, and the lowest rank of the pair.
+        the pair's shards, and the lowest rank of the pair.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -271,14 +273,16 @@ class Layout:
             width *= sizes[name]
         return strides
 
-    # ------------------------------------------------------------ refusals
+    # ------------------------------------------------------------ checks of the sizes
 
     def _check_dense(self) -> None:
         group = (
             f"a dense data-parallel group has {_ranks(self.dense)} (dp {self.dp} * cp {self.cp})"
         )
         if self.dense == 1:
-            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
+            raise UsageError(
+                f"no replica: {group}, and no other rank holds the same state: choose a larger dp"
+            )
         if self.dense % self.shards:
             raise UsageError(
                 f"{group}, which cannot be divided into {self.shards} optimizer shards of equal "
@@ -310,12 +314,14 @@ class Layout:
             f"an expert data-parallel group has {_ranks(self.expert)} ({self.dense} / ep {self.ep})"
         )
         if self.expert == 1:
-            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
+            raise UsageError(
+                f"no replica: {group}, and no other rank holds the same state: choose a smaller ep"
+            )
         divided = self.expert % self.dense_copies == 0
         if self.shards > 1 and not (self.scheme.experts_as_dense or divided):
             raise UsageError(
                 f"{group}, which cannot be divided by {self.dense_copies}, the number of copies "
-                "of the dense part's optimizer state"
+                "of the dense part's optimizer state: choose another number of optimizer shards"
             )
         if self.expert % self.shards and self.scheme.experts_as_dense:
             raise UsageError(
@@ -325,15 +331,15 @@ class Layout:
         if self.expert_copies == 1:
             raise UsageError(
                 f"no replica: {group}, and each of its {self.expert_shards} optimizer shards is "
-                "held by one rank only"
+                "held by one rank only: choose fewer optimizer shards"
             )
 
 
 def _spread(*dimensions: tuple[int, int]) -> list[int]:
     """
-    Return, for each rank of a group, the difference between its number and the number of the first
-    rank of the group, sorted. The group extends over one or more dimensions. Each argument is the
-    size and the stride of one dimension.
+    Return, sorted, the differences between the numbers of the ranks of a group and the number of
+    the first rank. The group extends over one or more dimensions. Each argument is the size and the
+    stride of one dimension.
     """
     members = [0]
     for size, stride in dimensions:
@@ -367,7 +373,10 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
     if ranks_per_node is None:
         return Topology(groups=groups)
     if ranks_per_node < 1 or layout.world % ranks_per_node:
-        raise UsageError(f"{layout.world} ranks do not fill nodes of {ranks_per_node} ranks each")
+        raise UsageError(
+            f"{layout.world} ranks do not fill nodes of {ranks_per_node} ranks each: the ranks of "
+            f"a node must be a divisor of {layout.world}"
+        )
     return Topology(
         groups=groups, nodes={rank: rank // ranks_per_node for rank in range(layout.world)}
     )

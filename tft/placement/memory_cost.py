@@ -30,7 +30,8 @@ fp32 already, it also has a gradient in fp32, 4 more bytes."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """
-    The cost of one parameter on one of the ranks that hold it, in bytes.
+    The memory, in bytes, that one parameter of the model needs on one of the ranks that hold the
+    parameter.
     """
 
     formula: str
@@ -38,7 +39,8 @@ class Cost:
     full, plus the rank's share of the bytes that are divided over the data-parallel group. If every
     rank holds everything, the text is one number."""
     total: float
-    """All bytes that the parameter needs on the rank."""
+    """The number of bytes that the parameter needs on one rank, with its gradient and its optimizer
+    state."""
     added: float
     """How many bytes of the total would not be needed if each shard were held by one rank only."""
 
@@ -65,14 +67,15 @@ def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
 
 def dense_cost(layout: Layout, gradients: Gradients) -> Cost:
     """
-    Return the cost of a parameter of the dense part of the model, on a rank that holds it.
+    Return the cost of a parameter of the dense part of the model, on a rank that holds the
+    parameter.
     """
     return cost(gradients, layout.dense, layout.dense_copies)
 
 
 def expert_cost(layout: Layout, gradients: Gradients) -> Cost:
     """
-    Return the cost of a parameter of an expert, on a rank that holds it.
+    Return the cost of a parameter of an expert, on a rank that holds the parameter.
     """
     return cost(gradients, layout.expert, layout.expert_copies)
 

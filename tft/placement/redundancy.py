@@ -33,8 +33,8 @@ def of_ranks(topology: Topology) -> Survival:
 
 def of_nodes(topology: Topology) -> Survival:
     """
-    Return which losses of one node or of two nodes, with all their ranks, would lose state. The
-    topology must know the node of every rank.
+    Return which losses of one node or of two nodes, with all their ranks, would lose state.
+    `topology` must have the node of every rank.
     """
     nodes = topology.nodes
     return _survival(
@@ -45,8 +45,8 @@ def of_nodes(topology: Topology) -> Survival:
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
     Return which holders of shards must not be lost, alone or as a pair. `held` lists each shard
-    with its holders (ranks or nodes). Shards with more than two holders are ignored, because they
-    survive the loss of any two holders.
+    with its holders (ranks or nodes). Ignore shards with more than two holders, because such a
+    shard survives the loss of any two holders.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}

@@ -1,3 +1,4 @@
 """
-Replacements for the parts of a job, for tests of tft and of adaptors and plugins.
+Helps to test tft and its plugins: a scripted job with scripted ranks, an adaptor without a
+framework, and the tests that every adaptor must pass.
 """

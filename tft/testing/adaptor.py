@@ -35,7 +35,7 @@ from tft.spi.types import Buffer, ShardPayload
 
 class Model(Protocol):
     """
-    An object that can be adopted as the model.
+    An object that a script can pass to `session.adopt` as the model.
     """
 
     values: "array.array[float]"
@@ -43,7 +43,7 @@ class Model(Protocol):
 
 class Group:
     """
-    The process group of one rank: the connection to the other ranks through the store.
+    The process group of one rank: the connection to the other ranks through the rendezvous store.
     """
 
     def __init__(self, name: str, host: str, port: int, world: int) -> None:
@@ -59,9 +59,10 @@ class Group:
         Send the number of this rank, wait for all ranks, and return the sum of their numbers. The
         sum does not depend on the order in which the numbers arrive.
 
-        Raises `ConnectionError` when the group is broken.
+        Raises `ConnectionError` when the process group is broken.
         """
-        if self._turn:  # the first call only forms the group
+        # `tft_regroup` makes the first call to form the group, which is no collective of a step
+        if self._turn:
             _adopted.contributing()
         return self.meet(number)
 
@@ -81,15 +82,15 @@ class Group:
 
     def shut(self) -> None:
         """
-        Make `add` fail with `ConnectionError` on this rank, both in threads that wait in it now and
-        in later calls.
+        Make the method `add` fail with `ConnectionError` on this rank, both in threads that wait in
+        `add` now and in later calls.
         """
-        with contextlib.suppress(OSError):  # raises if the connection is shut already
+        with contextlib.suppress(OSError):  # `shutdown` raises if the connection is shut already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """
-        Close the connection.
+        Close the connection of this rank to the store.
         """
         self._file.close()
         self._socket.close()
@@ -97,8 +98,8 @@ class Group:
 
 class Store(socketserver.ThreadingTCPServer):
     """
-    The rendezvous store. It adds the numbers that the ranks send under one key. When the number of
-    the last rank has arrived, the store answers all ranks with the sum.
+    The rendezvous store, which adds the numbers that the ranks send under one key. When the number
+    of the last rank has arrived, the store answers all ranks with the sum.
     """
 
     daemon_threads = True
@@ -111,7 +112,8 @@ class Store(socketserver.ThreadingTCPServer):
 
     def add(self, key: str, world: int, number: float) -> float:
         """
-        Wait until `world` numbers have come under `key`, and return their sum.
+        Wait until the numbers of `world` ranks have arrived under the key `key`, and return the sum
+        of these numbers.
         """
         with self._full:
             numbers = self._sums.setdefault(key, [])
@@ -139,12 +141,12 @@ class _Adopted:
     data: Any = None  # Any: an object of the script, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
     apart: bool = False
-    """True if each rank has a shard of its own."""
+    """True if each rank has a shard of its own. False: all ranks hold copies of one shard."""
     reload: Callable[[int | None], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
-    """The copies of the state, by step. Other threads read this mapping, so it is replaced as a
-    whole and never changed."""
+    """By step: the copy of the state that this rank keeps. Other threads read this mapping, so the
+    mapping is replaced as a whole and never changed."""
 
     def contributing(self) -> None:
         """
@@ -155,13 +157,13 @@ class _Adopted:
 
 _adopted = _Adopted()
 _PARTS = {"model", "optimizer", "scheduler", "data", "apart", "reload"}
-"""The names of the objects that can be adopted."""
+"""The names under which a script can adopt objects with `session.adopt`, apart from `wrap`."""
 
 
 def group() -> Group:
     """
-    Return the process group that the last call of `tft_regroup` has formed. Raises
-    `ConnectionError` if there is none.
+    Return the process group that the last call of the hook `tft_regroup` has formed. Raises
+    `ConnectionError` if no process group is formed.
     """
     if _adopted.group is None:
         raise ConnectionError("there is no process group: `session.run` forms it")
@@ -202,9 +204,11 @@ def tft_adopt(
     wrap: Callable[[], Any] | None,
 ) -> None:
     if "model" not in parts:
-        raise UsageError("the fake adaptor needs a `model` with `values`")
+        raise UsageError("the fake adaptor needs a model: pass model=..., an object with `values`")
     if unknown := sorted(parts.keys() - _PARTS):
-        raise UsageError(f"the fake adaptor does not know what to do with {unknown[0]!r}")
+        raise UsageError(
+            f"the fake adaptor cannot adopt {unknown[0]!r}: it adopts {', '.join(sorted(_PARTS))}"
+        )
     _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
     _adopted.apart, _adopted.reload = parts.get("apart", False), parts.get("reload")
 
@@ -236,7 +240,7 @@ def tft_rollback(local_state: bytes, step: int) -> None:
 @hookimpl
 def tft_skip(batches: int) -> None:
     if not hasattr(_adopted.data, "skip"):
-        raise OrderRefused("`data` cannot leave batches out: it has no skip(batches)")
+        raise OrderRefused("`data` cannot leave batches out: it has no method skip(batches)")
     _adopted.data.skip(batches)
 
 
@@ -324,7 +328,7 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 
 @hookimpl
-def tft_rebuild() -> Any:  # Any: the wrapper that the script's own function returns
+def tft_rebuild() -> Any:  # Any: the wrapper that the script's function `wrap` returns
     return _model() if _adopted.wrap is None else _adopted.wrap()
 
 

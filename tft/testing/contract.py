@@ -25,28 +25,29 @@ from tft.testing.contract_ranks import LIMIT, RankProcess, Ranks, Training
 __all__ = ["AdaptorContract", "Training"]
 
 LAST = 5
-"""The last step of each job."""
+"""The last step that each job in these tests trains."""
 CUT = 2
-"""The step after which the tests disturb the job."""
+"""The step after which the tests disturb the job, for example by killing a rank."""
 KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # all values of the Literal type
 
 Record = tuple[list[list[object]], list[dict[str, str]]]
 """The results of a job: for each rank the values that its steps have returned, and for each rank
-its final digests."""
+the digests of its final state."""
 
 
 class AdaptorContract:
     """
-    The tests of an adaptor. A subclass sets `training`, the class of its training.
+    The tests that an adaptor must pass. A subclass sets `training` to the class of its small
+    training program.
     """
 
     training: ClassVar[type[Training]]
     world: ClassVar[int] = 3
-    """The number of ranks. It is three, because the sum of an all-reduce of two ranks is the same
-    in either order, so two ranks would not show a wrong order."""
+    """The number of ranks of each job. There are three, because the sum of an all-reduce of two
+    ranks is the same in either order, so two ranks would not show a wrong order."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
-    # ---------------------------------------------------------------- the hooks
+    # ---------------------------------------------------------------- which hooks the adaptor has
 
     def test_needed_hooks_are_there(self) -> None:
         """
@@ -85,7 +86,7 @@ class AdaptorContract:
                 f"it raised {refusal or 'nothing'}"
             )
 
-    # ---------------------------------------------------------------- the training itself
+    # ---------------------------------------------------------------- training without incidents
 
     def test_two_undisturbed_jobs_are_identical(self) -> None:
         """
@@ -118,19 +119,21 @@ class AdaptorContract:
                 (joined(before, after), ranks.all("digests")), expected, "a job that was read"
             )
 
-    # ---------------------------------------------------------------- copies
+    # ---------------------------------------------------------------- copies of shards
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
-        All ranks that hold a shard name the same ranks as its holders. If two ranks disagree, tft
+        All ranks that hold a shard name the same holders of the shard. If two ranks disagree, tft
         takes copies from ranks that have no copy.
         """
         with self.begun() as ranks:
             told = ranks.all("shards")
             for rank, shards in enumerate(told):
-                assert shards, f"rank {rank} holds no shard: its state would be lost with it"
+                assert shards, f"rank {rank} holds no shard: its state would end with its process"
                 for shard, holders in shards.items():
-                    assert rank in holders, f"rank {rank} is not among the holders of {shard!r}"
+                    assert rank in holders, (
+                        f"rank {rank} holds {shard!r}, but names only the holders {holders}"
+                    )
                     for other in holders:
                         assert told[other].get(shard) == holders, (
                             f"rank {rank} says that ranks {holders} hold {shard!r}, rank {other} "
@@ -169,7 +172,7 @@ class AdaptorContract:
             after = [ranks[0].ask("compared", shard) for shard in shards]
             assert before != after, "the state was damaged, and no digest of a shard has changed"
 
-    # ---------------------------------------------------------------- incidents
+    # ---------------------------------------------------------------- what hooks do in incidents
 
     def test_a_killed_rank_changes_no_bit(self) -> None:
         """
@@ -222,7 +225,7 @@ class AdaptorContract:
             ranks.all("train", CUT + 1)
             kept = ranks.all("backups")
             if kept[0] is None:
-                return  # this adaptor keeps no copies
+                return  # the adaptor keeps no copies of ended steps, so there is nothing to test
             for number, steps in enumerate(kept):
                 assert CUT + 1 in steps, (
                     f"rank {number} keeps no copy of the step that it has ended"
@@ -237,7 +240,9 @@ class AdaptorContract:
             ranks.copy(1, step, kept=True)
             for rank in (each for each in ranks if each.rank != 1):
                 rank.ask("restore", step)
-                assert step in rank.ask("backups"), "`tft_restore` has dropped the copy"
+                assert step in rank.ask("backups"), (
+                    f"rank {rank.rank}: `tft_restore` has dropped the copy that it restored"
+                )
             self.go_on(ranks, step, {1: local_state})
             for rank in ranks:
                 assert all(each <= step for each in rank.ask("backups")), (
@@ -254,8 +259,8 @@ class AdaptorContract:
 
     def test_a_rank_that_waits_is_known_to_wait(self) -> None:
         """
-        `tft_waiting` returns True for a rank that waits in a collective. If the hook returns False,
-        tft treats this rank as the one that hangs.
+        The hook `tft_waiting` returns True for a rank that waits in a collective. If the hook
+        returns False, tft treats this rank as the one that hangs.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -266,8 +271,8 @@ class AdaptorContract:
 
     def test_quiesce_may_be_called_at_any_time(self) -> None:
         """
-        `tft_quiesce` does no harm when no rank hangs, or when no groups exist. New groups can be
-        formed after the call.
+        The hook `tft_quiesce` does no harm when no rank hangs, or when no process groups exist. New
+        process groups can be formed after the call.
         """
         with self.begun() as ranks:
             ranks.all("quiesce")
@@ -277,7 +282,7 @@ class AdaptorContract:
             ranks.form()
             ranks.all("train", CUT)
 
-    # ---------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------- writing, loading checkpoints
 
     def test_a_saved_job_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
         """
@@ -298,7 +303,7 @@ class AdaptorContract:
     def begun(self) -> Ranks:
         """
         Return the ranks of a new job, as a context manager. When a test enters the context, the
-        ranks form their groups.
+        ranks form their process groups.
         """
         return Ranks(self.training, self.world, formed=True)
 
@@ -327,8 +332,8 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks except `but` begin a step, which they cannot finish without that rank, and
-        interrupt the step with `tft_quiesce`.
+        Let all ranks except the rank `but` begin a step, which they cannot finish without that
+        rank. Interrupt the step with the hook `tft_quiesce`.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -355,8 +360,8 @@ class AdaptorContract:
 
     def go_on(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Form new groups, and roll all ranks back to the end of `step`. `local_state` contains the
-        rank-local state of each rank that has a new process.
+        Form new process groups, and roll all ranks back to the end of `step`. `local_state`
+        contains the rank-local state of each rank that has a new process.
         """
         ranks.form()
         for rank in ranks:
@@ -364,13 +369,14 @@ class AdaptorContract:
 
     def saved_and_loaded(self, directory: Path, *, staged: bool) -> None:
         """
-        Save a job after step `CUT`, load it in new processes, and compare its end with that of an
-        undisturbed job. With `staged`, the shards are copied in memory and written later.
+        Save a job after step `CUT`, load the job in new processes, and compare the end of the job
+        with that of an undisturbed job. With `staged`, the shards are copied in memory and written
+        later.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
             if staged and not ranks[0].ask("stages"):
-                return  # this adaptor writes no periodic checkpoints
+                return  # the adaptor cannot stage shards, so there is nothing to test
             before = ranks.all("train", CUT)
             local_state = dict(enumerate(ranks.all("local_state", CUT)))
             state = ranks.all("digests")
@@ -380,7 +386,9 @@ class AdaptorContract:
                     rank.ask("stage", shards)
                 else:
                     rank.ask("save", directory, shards)
-            assert ranks.all("digests") == state, "saving has changed the state"
+            assert ranks.all("digests") == state, (
+                "saving a checkpoint has changed the state of a rank"
+            )
             written: list[str] = []
             if staged:
                 # train one more step before the staged copies are written: training must not change
@@ -404,8 +412,8 @@ class AdaptorContract:
 
     def writers(self, ranks: Ranks) -> Iterator[tuple[RankProcess, list[str]]]:
         """
-        Yield the ranks that write a checkpoint, each with the shards that it writes. Each shard is
-        written by one of its holders.
+        Yield the ranks that write a checkpoint, each with the shards that the rank writes. Each
+        shard is written by one of its holders.
         """
         shards = {shard: holders for told in ranks.all("shards") for shard, holders in told.items()}
         for rank in ranks:

@@ -29,13 +29,14 @@ from tft.plugins import load_adaptor
 from tft.spi.state import part_digests
 
 LIMIT = 60.0
-"""The time in seconds within which the process of a rank must answer a request. If it takes longer,
-the test fails."""
+"""The time in seconds within which the process of a rank must answer a request. If the answer takes
+longer, the test fails."""
 
 Update = Callable[[], AbstractContextManager[None]]
 """The type of a function that opens the update window, as `session.update` does."""
 Payload = tuple[bytes, list[tuple[str, bytes]]]
-"""A shard as it is sent: its `meta`, and the name and content of each of its buffers."""
+"""A shard as it is sent from rank to rank: the bytes `meta`, and the name and content of each
+buffer."""
 
 
 class Training(ABC):
@@ -65,7 +66,7 @@ class Training(ABC):
         """
 
     @abstractmethod
-    # Any: the wrapper that `tft_rebuild` returned
+    # `Any`, because `model` is the wrapper that `tft_rebuild` has returned, of any framework
     def step(self, model: Any, update: Update) -> object:
         """
         Train one step as the loop of a script does: draw a batch, compute, and change the state
@@ -82,21 +83,22 @@ class Training(ABC):
     @classmethod
     def hooks(cls) -> pluggy.HookRelay:
         """
-        Return the hooks of the adaptor.
+        Load the adaptor, and return its hooks (a `HookRelay` of pluggy).
         """
         return load_adaptor(cls.adaptor).hook
 
 
 class _Rank:
     """
-    The requests that the process of a rank can carry out, on its training thread.
+    The requests of a test that the process of a rank carries out on its training thread. Each
+    public method is one request.
     """
 
     def __init__(self, training: type[Training], rank: int, world: int) -> None:
         self.hook = training.hooks()
         self._training = training(rank, world)
         self._rank, self._world = rank, world
-        self._model: Any = None  # Any: the wrapper of the framework, of any class
+        self._model: Any = None  # Any: the framework's wrapper of the model, of any class
         self._completed = 0
         self._local_states: dict[int, bytes] = {}
         self._staged: list[Callable[[Path], Sequence[str]]] = []
@@ -126,7 +128,8 @@ class _Rank:
 
     def form(self, name: str, port: int) -> None:
         """
-        Form the groups through the store at `port`, and build the wrapper of the model.
+        Form the process groups through the rendezvous store at `port`, and build the wrapper of the
+        model.
         """
         self.hook.tft_regroup(
             name=name, host="127.0.0.1", port=port, rank=self._rank, world=self._world
@@ -135,8 +138,8 @@ class _Rank:
 
     def begin(self) -> None:
         """
-        Roll this rank back to step 0, to the rank-local state that it has now. A job does this
-        after it has formed its first groups.
+        Roll this rank back to step 0, to its present rank-local state. A job does this after the
+        first process groups are formed.
         """
         self.roll_back(0, self.capture())
 
@@ -213,7 +216,7 @@ class _Rank:
 
     def damage(self) -> None:
         """
-        Damage one element of the state of this rank.
+        Damage one element of the state of this rank, as a memory fault would.
         """
         self._training.damage()
 
@@ -233,8 +236,8 @@ class _Rank:
 
     def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
-        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, take the
-        shard from the copy in memory that `tft_backup` has made.
+        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, return the
+        copy that the hook `tft_backup` has made in memory.
         """
         payload = self.hook.tft_give(shard=shard, step=step, kept=kept)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
@@ -242,15 +245,15 @@ class _Rank:
 
     def take(self, shard: str, payload: Payload, step: int) -> None:
         """
-        Replace a shard of this rank by the shard of `step` that another rank has given (see
-        `give`).
+        Replace a shard of this rank by the shard of `step` that another rank has given (see the
+        method `give`).
         """
         meta, given = payload
         buffers = self.hook.tft_take(shard=shard, meta=meta)
         sizes = [(each.name, each.view.nbytes) for each in buffers]
         expected = [(name, len(content)) for name, content in given]
         assert sizes == expected, (
-            f"`tft_take` has made room for the buffers {sizes}; the giver has {expected}"
+            f"`tft_take` has made room for the buffers {sizes}, but the giver has sent {expected}"
         )
         for buffer, (_, content) in zip(buffers, given, strict=True):
             buffer.view.cast("B")[:] = content
@@ -259,13 +262,13 @@ class _Rank:
 
     def local_state(self, step: int) -> bytes:
         """
-        Return the rank-local state at the end of `step`.
+        Return the rank-local state that this rank has captured at the end of `step`.
         """
         return self._local_states[step]
 
     def capture(self) -> bytes:
         """
-        Capture the rank-local state now.
+        Return the present rank-local state of this rank, as the adaptor captures it.
         """
         captured: bytes = self.hook.tft_capture(closing=False)
         return captured
@@ -273,8 +276,8 @@ class _Rank:
     def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
         Roll this rank back to the end of `step`. `local_state` is the rank-local state that an
-        earlier process of the rank has captured. If it is None, use the state that this process has
-        captured.
+        earlier process of the rank has captured. If `local_state` is None, use the state that this
+        process has captured.
         """
         state = self._local_states[step] if local_state is None else local_state
         self.hook.tft_rollback(local_state=state, step=step)
@@ -308,14 +311,14 @@ class _Rank:
 
     def stage(self, shards: list[str]) -> None:
         """
-        Copy shards in memory. `write_staged` writes the copies later.
+        Copy shards in memory. The method `write_staged` writes these copies later.
         """
         self._staged = [self.hook.tft_stage(shard=shard, step=self._completed) for shard in shards]
 
     def write_staged(self, directory: Path) -> list[str]:
         """
-        Write the shards that `stage` has copied into a checkpoint directory. Return the names of
-        the files.
+        Write the shards that the method `stage` has copied into a checkpoint directory. Return the
+        names of the files.
         """
         return [name for write in self._staged for name in write(directory)]
 
@@ -402,7 +405,7 @@ def _serve_store(pipe: Connection, training: type[Training]) -> None:
 
 class RankProcess:
     """
-    The process of one rank, as a test uses it.
+    The process of one rank, to which a test sends requests.
     """
 
     def __init__(
@@ -424,10 +427,10 @@ class RankProcess:
         """
         self._pipe.send((name, arguments))
 
-    def hear(self, name: str) -> Any:  # Any: the request decides what is returned
+    def hear(self, name: str) -> Any:  # Any: each kind of request has its own type of answer
         """
-        Return the answer to a request that was sent. Raises `AssertionError` when the request
-        failed, or when there is no answer within `LIMIT` seconds.
+        Return the answer to the request `name`, which was sent before. Raises `AssertionError` when
+        the request failed, or when there is no answer within `LIMIT` seconds.
         """
         while name not in self._answers:
             if not self._pipe.poll(LIMIT):
@@ -435,14 +438,14 @@ class RankProcess:
             try:
                 told, result, failure = self._pipe.recv()
             except EOFError:
-                raise AssertionError(f"rank {self.rank} has ended in `{name}`") from None
+                raise AssertionError(f"rank {self.rank} has ended during `{name}`") from None
             self._answers[told] = (result, failure)
         result, failure = self._answers.pop(name)
         if failure:
             raise AssertionError(f"rank {self.rank} could not do `{name}`:\n{failure}")
         return result
 
-    # Any: the request decides what is returned
+    # `Any`, because each kind of request has its own type of answer
     def ask(self, name: str, *arguments: object) -> Any:
         """
         Send a request to the rank, and wait for its answer (see `tell` and `hear`).
@@ -452,7 +455,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """
-        End the process with SIGKILL.
+        End the process of the rank with SIGKILL.
         """
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)
@@ -464,15 +467,15 @@ class Ranks:
     """
     The ranks of one job, and their rendezvous store, as a context manager that ends all processes.
 
-    With `formed`, the ranks form their groups when the context begins.
+    With `formed`, the ranks form their process groups when the context begins.
     """
 
     def __init__(self, training: type[Training], world: int, *, formed: bool = False) -> None:
         self._training = training
         self._world = world
         self._context = multiprocessing.get_context("forkserver")
-        # the preload has an effect only for the first job of a test run: later jobs use the fork
-        # server that runs already
+        # this preload works only for the first job of a test run: later jobs use the same fork
+        # server, which runs already
         self._context.set_forkserver_preload([__name__, training.__module__])
         self._formed = formed
         self._groups = 0
@@ -520,7 +523,7 @@ class Ranks:
     def _start(self, rank: int) -> RankProcess:
         return RankProcess(self._context, self._training, rank, self._world)
 
-    # Any: the request decides what is returned
+    # `Any`, because each kind of request has its own type of answer
     def all(self, name: str, *arguments: object) -> list[Any]:
         """
         Send a request to all ranks at once, and return their answers in the order of the ranks.
@@ -531,14 +534,14 @@ class Ranks:
 
     def form(self) -> None:
         """
-        Form the groups of all ranks, under a name that no earlier group had.
+        Form the process groups of all ranks, under a name that no earlier group had.
         """
         self._groups += 1
         self.all("form", f"contract-{self._groups}", self._port)
 
     def replace(self, rank: int) -> None:
         """
-        Kill the process of a rank, and start another one.
+        Kill the process of a rank, and start another process for the rank.
         """
         self._ranks[rank].kill()
         self._ranks[rank] = self._start(rank)

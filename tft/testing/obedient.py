@@ -37,13 +37,13 @@ from tft.protocol.messages import (
 )
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Resume, Rollback, Save)
-"""The orders that a rank cannot carry out without its device."""
+"""The orders that a rank cannot carry out without its device (such as a GPU)."""
 
 
 @dataclass(slots=True)
 class ScriptedState:
     """
-    The state that a rank holds, and the copies of it.
+    The training state that a scripted rank holds, and the copies of this state.
     """
 
     keeps: int = 0
@@ -59,17 +59,17 @@ class ScriptedState:
     """The step of the newest checkpoint that the rank writes without tft. None if there is no such
     checkpoint."""
     promises: bool = False
-    """True if the rank uses fetched state only after the `Rebuild` order. Until then its state
-    counts as incomplete."""
+    """True if the rank uses a fetched state only after the `Rebuild` order. Until then the state of
+    the rank counts as incomplete."""
     promised: int | None = None
-    """The step of the fetched state that the rank will use after `Rebuild`. None if no such state
-    was fetched."""
+    """The step of the fetched state that the rank will use after the `Rebuild` order. None if no
+    such state was fetched."""
     content: str = "right"
-    """Stands for the content of the copies. Ranks that hold the same shard must have equal content.
-    If it is empty, the rank cannot compute digests of its copies."""
+    """A text that stands for the content of the copies. Ranks that hold the same shard must have
+    equal content. Empty: the rank cannot compute digests of its copies."""
     settings: str = "right"
-    """Stands for the part `description` of the state, which has a digest of its own. Ranks that
-    hold the same shard must have equal descriptions."""
+    """A text that stands for the part `description` of the state, which has a digest of its own.
+    Ranks that hold the same shard must have equal descriptions."""
     shards: tuple[str, ...] = ()
     odd: dict[int, str] = field(default_factory=dict)
     """The ranks from which this rank cannot fetch, with the reason."""
@@ -99,7 +99,7 @@ class ScriptedLoop:
     """Sentences about actions of the loop in its tails that an incident cannot undo or repeat
     exactly."""
     done: bool = False
-    """True when `train` has returned."""
+    """True when the training function of the script has returned."""
     announce: bool = False
     waiting: bool = True
 
@@ -107,7 +107,7 @@ class ScriptedLoop:
 @dataclass(slots=True)
 class ScriptedHearing:
     """
-    The orders that a rank has received.
+    The record of the orders that a scripted rank has received.
     """
 
     key: tuple[int, int] = (-1, 0)
@@ -121,7 +121,7 @@ class ScriptedHearing:
 @dataclass(slots=True)
 class ScriptedRank:
     """
-    One process of a rank.
+    One process of a scripted rank, which carries out orders without a real process.
     """
 
     rank: int
@@ -131,16 +131,17 @@ class ScriptedRank:
     step: int = 0
     training: bool = False
     limit: float = math.inf
-    """The last step that the rank may complete, because it is frozen or a `Hold` order limits it.
-    """
+    """The last step that the rank may complete, because the rank is frozen or got a `Hold` order.
+    Infinite: there is no limit."""
     without: tuple[int, ...] = ()
     """The ranks that take no part in this rank's process groups."""
     hung: bool = False
     """True if the rank hangs: it answers nothing and trains nothing until it is killed."""
     stopped: bool = False
-    """True if the process is stopped (SIGSTOP). The agent notices that when it ends the process."""
+    """True if the process is stopped (SIGSTOP). The agent notices the stop when it ends the
+    process."""
     context_lost: bool = False
-    """True if the device of the rank accepts no more work from it."""
+    """True if the device of the rank accepts no more work from this process."""
     loop: ScriptedLoop = field(default_factory=ScriptedLoop)
     state: ScriptedState = field(default_factory=ScriptedState)
     orders: ScriptedHearing = field(default_factory=ScriptedHearing)
@@ -163,14 +164,14 @@ class ScriptedRank:
     def held(self) -> int | None:
         """
         The step of the complete state in memory. None inside the update window, or when the state
-        is incomplete. The session has the same property.
+        is incomplete. The session of a real rank has the same property.
         """
         return None if self.loop.window or self.state.torn else self.step
 
     @property
     def position(self) -> Position:
         """
-        The position of the rank. The session has the same property.
+        The position of the rank in its steps. The session of a real rank has the same property.
         """
         return Position(
             step=self.step, window=self.loop.window, tail=self.loop.tail, after=self.loop.after
@@ -199,7 +200,7 @@ class ScriptedRank:
             False,
         )
 
-    # ---------------------------------------------------------------- orders
+    # ---------------------------------------------------------------- how the rank obeys orders
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
@@ -228,7 +229,7 @@ class ScriptedRank:
         Carry out an order. Return None, or the reason why the rank could not carry it out.
 
         The function `gives` returns the steps of which a rank, given by its number, can give the
-        state. `stuck`: this rank was interrupted in the all-reduces of its next step.
+        state. `stuck` is True if this rank was interrupted in the all-reduces of its next step.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"
@@ -262,7 +263,7 @@ class ScriptedRank:
             case Reload():
                 if self.state.finds is None:
                     return f"rank {self.rank} keeps no checkpoint"
-                assert not self.training, f"rank {self.rank} loads while it trains"
+                assert not self.training, f"rank {self.rank} loads a checkpoint while it trains"
                 self._goes_back_to(self.state.finds)
             case Regroup():
                 assert not self.training, f"rank {self.rank} forms groups while it trains"
@@ -286,7 +287,7 @@ class ScriptedRank:
         for transfer in order.transfers:
             for source in transfer.sources:
                 has = gives(source.rank)
-                assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
+                assert order.step in has, f"rank {source.rank} has steps {has}, not {order.step}"
         if self.state.promises:
             self.state.torn, self.state.promised = True, order.step
         else:
@@ -301,7 +302,7 @@ class ScriptedRank:
         while self.training and self.step < step:
             self.complete()
         if self.step < step:
-            return f"it has left the loop at step {self.step}, before the end of {step}"
+            return f"it has left the loop after step {self.step}, before step {step} ended"
         return None
 
     def _goes_back_to(self, step: int) -> None:

@@ -89,7 +89,7 @@ class JobShape:
     checkpoint_name: str = "step-{step:08d}"
     placement: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By shard: the ranks that hold a copy of it. If `groups` is empty, there is one shard,
+    """By shard: the ranks that hold a copy of the shard. If `groups` is empty, there is one shard,
     `dense`, which every rank holds."""
     spare: dict[int, int] = field(default_factory=dict)
     """By node: the number of additional ranks for which the node has room."""
@@ -116,11 +116,13 @@ class JobShape:
 
     def __post_init__(self) -> None:
         """
-        Check the shape. Raises `UsageError` if `placement` lacks a rank.
+        Check the shape of the job. Raises `UsageError` if `placement` lacks a rank.
         """
         placed = {rank for ranks in self.placement.values() for rank in ranks}
         if self.placement and not placed >= set(range(self.world)):
-            raise UsageError(f"the placement has ranks {sorted(placed)}, not all of {self.world}")
+            raise UsageError(
+                f"the placement has only the ranks {sorted(placed)} of a job of {self.world} ranks"
+            )
 
     def copies(self) -> Mapping[str, tuple[int, ...]]:
         """
@@ -132,7 +134,7 @@ class JobShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """
-    The rank-local state of a rank, as another node has kept it.
+    The rank-local state of a rank that another node has kept for the rank.
     """
 
     local_state: dict[int, str]
@@ -153,14 +155,15 @@ class Script:
     """
 
     gone: set[int] = field(default_factory=set)
-    """Nodes without an agent."""
+    """The nodes that have no agent now, so that they carry out no `Spawn` or `Recall` order."""
     deaf: set[int] = field(default_factory=set)
-    """Nodes whose agents do not end any process, even if they are ordered to."""
+    """The nodes whose agents do not end any process, even if they are ordered to do so."""
     slow: set[int] = field(default_factory=set)
-    """Ranks whose new processes start, but do not call `tft.init` until the test calls `arrive`."""
+    """The ranks whose new processes start, but do not call `tft.init` until the test calls the
+    method `arrive`."""
     stuck: set[int] = field(default_factory=set)
-    """Ranks that were interrupted in their all-reduces, so that they cannot finish the step that
-    the other ranks finish."""
+    """The ranks that were interrupted in their all-reduces, so that they cannot finish the step
+    that the other ranks finish."""
     muted: set[tuple[int, OrderName]] = field(default_factory=set)
     """Pairs of a rank and an order that the rank never answers."""
     failures: dict[tuple[int, OrderName], list[str]] = field(default_factory=dict)
@@ -172,24 +175,27 @@ class Script:
     """By rank: the result of the next check on the rank. A rank that is missing here passes the
     check."""
     kept: dict[int, Kept] = field(default_factory=dict)
-    """By rank: the rank-local state that another node has kept for the rank. For a rank that is
-    missing here, that node reports that it has kept nothing."""
+    """By rank: the rank-local state that another node has kept for the rank. If a rank is missing
+    here, that node reports that it has kept nothing for the rank."""
     forgetful: set[int] = field(default_factory=set)
-    """Nodes whose agents do not answer a `Recall`."""
+    """The nodes whose agents do not answer a `Recall` order (report the rank-local state kept for a
+    lost node)."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
-    """By rank: the digests of its losses and gradients, which its reports contain from now on."""
+    """By rank: the digests of the rank's losses and gradients, which its reports contain from now
+    on."""
 
 
 class ScriptedJob(JobShape):
     """
-    A job machine with its scripted agents and ranks. The arguments are those of `JobShape`.
+    A job machine with scripted agents and ranks, as a test uses it. The arguments are those of
+    `JobShape`.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.now = 100.0
         self.nodes = dict(self.placement) or {0: tuple(range(self.world))}
-        """The ranks that each node starts."""
+        """By node: the ranks whose processes this node starts."""
         self.script = Script()
         self.successors: dict[int, ScriptedRank] = {}
         """By rank: the successor, a new process that is to take over the rank."""
@@ -248,7 +254,7 @@ class ScriptedJob(JobShape):
 
     def obey_next(self) -> None:
         """
-        Carry out the next order only.
+        Let the agent or the ranks carry out only the oldest order that is not carried out yet.
         """
         self._obey(self._queue.popleft())
 
@@ -292,9 +298,9 @@ class ScriptedJob(JobShape):
         self, rank: int, code: int = -9, *, stack: str = "", script_ended: bool = False
     ) -> None:
         """
-        End the process of a rank, and report the exit to the machine. `code` is the exit code; a
-        negative code is a signal. `script_ended` is True if the script of the rank had ended before
-        the process.
+        End the process of a rank, and report the exit to the job machine. `code` is the exit code;
+        a negative code is a signal. `script_ended` is True if the script of the rank had ended
+        before the process.
         """
         self._ends(self.ranks[rank], code, stack=stack, script_ended=script_ended)
 
@@ -358,7 +364,8 @@ class ScriptedJob(JobShape):
 
     def refuse(self, *ranks: int) -> None:
         """
-        Let ranks refuse the update of their present step, because of `script.numbers`.
+        Let ranks refuse the update of their present step. The dictionary `script.numbers` has the
+        digests that the ranks report with the refusal.
         """
         for one in (self.ranks[rank] for rank in ranks):
             one.training = False
@@ -408,8 +415,9 @@ class ScriptedJob(JobShape):
 
     def finish(self, *ranks: int, sliced: bool = False) -> None:
         """
-        Let `train` return on the ranks that train: on all of them, or on `ranks` only. `sliced` is
-        True if these ranks have compared slices (parts of the shards) in each step.
+        Let the training function return on the ranks that train: on all of them, or on `ranks`
+        only. `sliced` is True if these ranks have compared slices (parts of the shards) in each
+        step.
         """
         for one in self.ranks.values():
             if one.training and (not ranks or one.rank in ranks):
@@ -430,7 +438,7 @@ class ScriptedJob(JobShape):
 
     def go_on(self) -> None:
         """
-        Request the end of the pause.
+        Request the end of the pause, as an operator does.
         """
         self.report(ResumeRequested(why="it is replaced", at=self.now))
 
@@ -444,7 +452,7 @@ class ScriptedJob(JobShape):
     def checkpointed(self, step: int, *, compared: bool = False) -> None:
         """
         Report that a periodic checkpoint of the job is complete. `compared` is True if the copies
-        of all ranks were compared when it was written.
+        of all ranks were compared when the checkpoint was written.
         """
         self.report(
             Checkpointed(
@@ -509,9 +517,9 @@ class ScriptedJob(JobShape):
 
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:
         """
-        Let the launcher request the end of the job. With `node`, it requests the end of that node's
-        ranks only. `signal` is the number of the signal that the launcher received, or 0 if it
-        received none.
+        Let the launcher request the end of the job. With `node`, the launcher requests only the end
+        of that node's ranks. `signal` is the number of the signal that the launcher has received,
+        or 0 if it has received none.
         """
         why = "SIGTERM came" if signal else "an operator asks for it"
         self.report(StopRequested(why=why, signal=signal, node=node, at=self.now))
@@ -581,7 +589,7 @@ class ScriptedJob(JobShape):
     @property
     def state(self) -> State:
         """
-        The state of the job machine.
+        The present state of the job machine.
         """
         return self.machine.state
 
@@ -600,7 +608,7 @@ class ScriptedJob(JobShape):
 
     def facts(self, event: str) -> list[dict[str, object]]:
         """
-        Return the facts of all logged events of one kind.
+        Return the facts of all logged events of the kind `event`.
         """
         return [tell.facts for tell in self.tells if tell.event == event]
 
@@ -610,7 +618,7 @@ class ScriptedJob(JobShape):
         """
         return [incident_report(each, _nobody_knows) for each in self.machine.incidents]
 
-    # ---------------------------------------------------------------- the ranks
+    # ---------------------------------------------------------------- how ranks carry out orders
 
     def _take(self, commands: list[Command]) -> None:
         for command in commands:
@@ -663,8 +671,8 @@ class ScriptedJob(JobShape):
 
     def _processes(self, rank: int) -> list[ScriptedRank]:
         """
-        Return all processes of a rank: the current one, the successor and former ones. Orders go to
-        all of them.
+        Return all processes of a rank: the current process, the successor and former processes.
+        Orders go to all of these processes.
         """
         successor = [self.successors[rank]] if rank in self.successors else []
         return [self.ranks[rank], *successor, *(one for one in self.former if one.rank == rank)]
@@ -774,7 +782,7 @@ class ScriptedJob(JobShape):
         failures = self.script.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
-            one.state.torn = True  # a part of the rank's state is overwritten
+            one.state.torn = True  # the failed order has overwritten only a part of the state
         one.state.finds, one.state.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.script.stuck)

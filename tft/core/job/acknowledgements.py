@@ -1,5 +1,5 @@
 """
-Handles the answers of ranks to the orders of the controller. An answer says that the rank has
+Handles the answers of ranks to the orders of the controller. In an answer, a rank says that it has
 carried out the order, or why it could not.
 """
 
@@ -29,13 +29,14 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        Handle the answer of a rank to an order. Ignore the answer if the job does not wait for it
-        any more, for example because a new round has begun.
+        Handle the answer of a rank to an order. Ignore the answer if the job does not wait for this
+        answer any more, for example because a new round has begun.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            # the process has entered the training loop. Record this even if the answer itself is
-            # ignored below: a new round may have begun since the rank sent the answer
+            # `repaired` says that the process has entered the training loop. Record this even if
+            # the answer itself is ignored below: a new round may have begun since the rank sent the
+            # answer
             rank_state.repaired = True
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
@@ -50,8 +51,8 @@ class Acknowledgements:
             job.incident.exactness.marked(rank_state.rank, message.position)
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
-                # the rank holds only the initial state that its script has made. The job was
-                # started from a checkpoint, so this state does not count
+                # the job was started from a checkpoint, but the rank holds only the initial state
+                # that its script has made. This state does not count, so record None
                 None
             )
         compares = message.at - message.compared
@@ -95,7 +96,7 @@ class Acknowledgements:
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
-                if message.order == "load":  # `load` also brings the rank-local state of the rank
+                if message.order == "load":  # a loaded checkpoint also brings rank-local state
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -125,8 +126,8 @@ class Acknowledgements:
         """
         Count a failed load of the checkpoint of `step`, and stop using the checkpoint after too
         many failures. One failure does not prove that the checkpoint is damaged, because a file
-        system may be unreachable for a moment. The limit is `policy.attempts` failures. It is at
-        most two if the job can continue from an older checkpoint or from state in memory.
+        system may be unreachable for a moment. The limit is `policy.attempts` failures, but at most
+        two if the job can continue from an older checkpoint or from state in memory.
         """
         job = self._job
         job.checkpoints.unread[step] += 1
@@ -137,8 +138,8 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            # no older checkpoint is left to load. While ranks load a checkpoint, the state in their
-            # memory does not count. Let it count again, so that the job can continue from it
+            # no older checkpoint is left, so the job must continue from state in memory. This state
+            # does not count while ranks load a checkpoint: let it count again
             if not older:
                 job.search(over=True)
 
@@ -196,19 +197,19 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # the rank could not go back to an earlier copy that it keeps. Do not use its
-                # earlier copies any more: the rank must fetch its state from other ranks
+                # the rank could not go back to an earlier copy that it keeps. Do not use any of its
+                # copies: `damaged` makes the rank fetch its state from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why
             case "load":
                 self._unreadable(self._job.incident.progress.agreed)
             case "check":
-                # a check of links and devices that could not be run shows no fault, so the rank
-                # counts as if it had passed the check
+                # a check of links and devices that could not be run shows no fault, so let the rank
+                # pass the check
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
-                    f"it could not be run: {why}",
+                    f"the check could not be run: {why}",
                 )
             case _:
                 pass

@@ -1,6 +1,6 @@
 """
 Handles nodes, rendezvous stores and processes that join the job. Decides whether a process may hold
-the rank that it claims, and from when on this process gets orders.
+the rank that it claims, and from when on the process gets orders.
 """
 
 from tft.core.job.process_exits import ProcessExits
@@ -46,8 +46,8 @@ class Arrivals:
             known and agent == job.nodes.agents[message.node]
         ):
             return
-        # if the node had joined before, this is a new agent. The processes that the previous agent
-        # had started have ended with that agent
+        # if the node had joined before, this agent is a new one. The processes that the previous
+        # agent had started have ended with it, so record their end
         left = self._process_exits.emptied(message.node, silent=False) if known else []
         # a page is memory that an agent and a rank share. A new agent has new pages, so the
         # rank-local state on the pages of the previous agent is lost
@@ -96,11 +96,11 @@ class Arrivals:
             job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
-            self._attempts.again("the rendezvous store was lost while groups were formed")
+            self._attempts.again("the rendezvous store was lost while process groups were formed")
 
     def spawned(self, message: Spawned) -> None:
         """
-        Record that an agent has started the process that it was ordered to start.
+        Record that an agent has started a process, as the controller had ordered.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
         if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
@@ -140,7 +140,7 @@ class Arrivals:
                 sender,
                 f"rank {message.rank} is held by process {holder.process.pid} (incarnation "
                 f"{holder.incarnation}); process {message.pid} (incarnation "
-                f"{message.incarnation}) came without being asked for",
+                f"{message.incarnation}) was not ordered by the controller",
             )
         job.nodes.forget(message.rank, message.incarnation, Spawn)
         job.processes.joined = True
@@ -165,8 +165,8 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        Record that the process of a rank has called `Session.run`, so that it can carry out orders.
-        Also record what the process declares, for example which shards it holds.
+        Record that the process of a rank has called `Session.run`, so that the process can carry
+        out orders. Also record what the process declares, for example which shards it holds.
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY

@@ -74,8 +74,8 @@ class Attempts:
 
     def step_of(self, rank_state: RankState) -> int:
         """
-        Return the step that a rank is computing. Return 0 if the rank is training and has not yet
-        reported how far it has come.
+        Return the step that a rank is computing. Return 0 if the step is unknown, because the rank
+        is training and has not reported its position yet.
         """
         trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else rank_state.position.step + 1
@@ -92,7 +92,7 @@ class Attempts:
         """
         Record that this rank may have sent wrong gradients to all ranks in its last update. Copies
         of the training state may be wrong from that update on, so they must not be used. If the
-        step of that update is not known yet, `locate` records it later.
+        step of that update is not known yet, the method `locate` records it later.
         """
         if not rank_state.repaired:
             return  # this process has not entered the training loop, so it has sent no gradients
@@ -166,9 +166,9 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present recovery strategy again in a new round, because it has failed for the
-        reason `why`. After `policy.attempts` failures the strategy is not tried again in this
-        incident.
+        Begin the present recovery strategy again in a new round, because the strategy has failed
+        for the reason `why`. After `policy.attempts` failures the strategy is not tried again in
+        this incident.
         """
         self.open()
         self.count(self._job.incident.decision.attempts + 1, why)
@@ -257,25 +257,25 @@ class Attempts:
         if to:
             job.issue(Freeze(**job.key(), to=to, cause=cause))
 
-    # ---------------------------------------------------------------- checks
+    # ---------------------------------------------------------------- checks of links and devices
 
     def _cut_off(self) -> None:
         """
         End a check of links and devices that a fault has interrupted. Use the findings of the ranks
-        that had finished the check. Do not repeat the check, because it could lead to the same
-        fault again.
+        that had finished the check. Do not repeat the check, because a second check could lead to
+        the same fault again.
         """
         job = self._job
         job.pausing.request = None
         found = self.findings()
-        job.pausing.result = "; ".join([*found, "a fault has interrupted it"])
+        job.pausing.result = "; ".join([*found, "a fault has interrupted the check"])
         job.tell("checked", what=job.pausing.result)
         self.judge()
 
     def findings(self) -> list[str]:
         """
-        Return the findings of the last check of links and devices, the most serious first. If
-        several ranks report the same finding, it is listed once, with the numbers of these ranks.
+        Return the findings of the last check of links and devices, the most serious first. A
+        finding that several ranks report is listed once, with the numbers of these ranks.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
@@ -303,7 +303,7 @@ class Attempts:
             )
         return bool(bad)
 
-    # ---------------------------------------------------------------- ends and isolations
+    # ---------------------------------------------------------------- ending jobs, giving up nodes
 
     def salvage(self, lost: int) -> bool:
         """
@@ -344,8 +344,8 @@ class Attempts:
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
         Give up the node of a rank for the reason `why`: end all processes on the node, and never
-        start a process there again. An exception is a shard that only this node holds. Then do not
-        end the processes, but let the job save a last checkpoint and end.
+        start a process there again. But if only this node holds some shard, do not end the
+        processes: let the job save a last checkpoint and end.
         """
         job = self._job
         if rank_state.node is None:

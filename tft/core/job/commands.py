@@ -13,7 +13,7 @@ from tft.protocol.messages import Order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOver:
     """
-    The outcome of the job. When the machine returns it as a command, the controller writes the
+    The outcome of the job. When the job machine returns this command, the controller writes the
     report of the job and exits.
     """
 
@@ -28,8 +28,8 @@ class JobOver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """
-    The facts about one rank that recovery plugins get when they are asked which recovery strategy
-    the job should follow.
+    The facts about one rank that the controller gives to recovery plugins when it asks them which
+    recovery strategy the job should follow.
     """
 
     rank: int
@@ -41,18 +41,18 @@ class RankFacts:
     alive: bool
     """True if the rank has a process that can carry out orders and is not being ended."""
     held: int | None
-    """The step at whose end the rank had the complete training state that is in its memory. None:
-    the rank has no complete state."""
+    """The step whose state is in the memory of the rank: the complete training state at the end of
+    this step. None: the rank has no complete state."""
     sound: bool
-    """True if nothing is known that makes the state of step `held` wrong."""
+    """True if the state of step `held` is right, as far as the controller knows."""
     backups: tuple[int, ...]
     """The earlier steps of which the rank keeps a copy of the training state in memory. Copies that
     are known to be wrong are left out."""
     shards: tuple[str, ...]
     """The shards of which the rank holds a copy."""
     column: tuple[int, ...]
-    """The ranks of the model replica to which this rank belongs. The ranks of one replica can leave
-    the job, and come back to it, only together."""
+    """The ranks of the model replica to which this rank belongs. All ranks of a replica must leave
+    the job together, and come back together."""
     unplaceable: str
     """Why no other process can be started for the rank. Empty: another process can be started, or
     the rank has not lost its process."""
@@ -75,7 +75,7 @@ class Consult:
     ranks: tuple[RankFacts, ...]
     """The facts about each rank of the job, in the order of the rank numbers."""
     until: float
-    """The time at which the machine decides without advice, by the clock of the controller."""
+    """The time at which the job machine decides without advice, by the clock of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ a part that differs from rank to rank by design, so this part is not compared.""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    The digests of all shards that one rank holds, and the facts that decide how they are compared
-    with the digests of other ranks.
+    The digests of all shards that one rank holds, and the facts that decide how these digests are
+    compared with the digests of other ranks.
     """
 
     rank: int
@@ -34,8 +34,8 @@ class Copy:
     """True if the rank left its loop in the tail of `step` (the code between the update and the end
     of the step). Then a part of the tail was perhaps not run."""
     line: str = ""
-    """The line of code (FILE:LINE) at which the rank left its loop, if this was in the tail of the
-    step. Empty: not known, or not in a tail."""
+    """The line of code (FILE:LINE) in the tail of the step at which the rank left its loop. Empty:
+    the line is not known, or the rank did not leave its loop in a tail."""
     brought: bool = False
     """True if the rank fetched its copies from other ranks in this incident. A fetched copy repeats
     the copy of its source and does not prove that the source is right. So fetched copies do not
@@ -51,7 +51,7 @@ class Difference:
     shard: str
     step: int
     right: tuple[int, ...]
-    """The ranks whose copies are right. Empty if it is not known which copies are right."""
+    """The ranks whose copies are right. Empty: it is not known which copies are right."""
     wrong: tuple[int, ...]
     """The ranks whose copies differ from the right copies. If `right` is empty: all ranks that hold
     different copies."""
@@ -72,7 +72,8 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as a sentence for an operator.
+        Return a sentence for an operator that says which ranks hold different copies of which
+        shard.
         """
         what = f"{', '.join(self.parts)} of shard {self.shard!r} at the end of step {self.step}"
         if not self.right:
@@ -157,7 +158,8 @@ def _progress(copy: Copy) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """
-    A difference between copies that was found while the ranks trained, or when they had finished.
+    A difference between the copies of a shard that was found while the ranks trained, or after they
+    had finished training.
     """
 
     at: float
@@ -170,9 +172,9 @@ class Seen:
     """True if a majority shows that the copies of the ranks in `wrong` are wrong. False: `wrong`
     has all ranks that hold different copies, and it is not known which copy is right."""
     shard: str = ""
-    """The name of the shard whose copies differ. Empty: it is not known."""
+    """The name of the shard whose copies differ. Empty: the shard is not known."""
     sentence: str
-    """The difference as a sentence for an operator."""
+    """A sentence for an operator that says which ranks hold different copies of which shard."""
 
     @classmethod
     def of(cls, difference: Difference, *, equal: int, at: float) -> "Seen":
@@ -203,8 +205,8 @@ class Comparison:
     def will_hold(self, ranks: Iterable[int], step: int) -> tuple[int, ...]:
         """
         Return those of `ranks` that are to digest their copies as soon as they have left their
-        loops at the end of `step`. This is a forecast of what `holders` will return when all ranks
-        have left their loops. If `holders` returns further ranks then, they must be asked as well.
+        loops at the end of `step`. This is a forecast of what the method `holders` will return when
+        all ranks have left their loops. If it returns further ranks, they must be asked as well.
         """
         job, shared = self._job, self._in_several_copies()
         ceiling = job.incident.spread.ceiling
@@ -227,9 +229,9 @@ class Comparison:
         """
         Return the ranks that must digest their copies: the members (the ranks that take part in
         training) with a copy of a shard that has several holders. Ranks whose copies may be wrong
-        are included, because `StrategyChoice.offers` may accept these copies later. If only one
-        holder of such a shard is left, that holder is included too: its copy is later compared with
-        the copies that other ranks fetch from it.
+        are included, because the method `StrategyChoice.offers` may accept these copies later. If
+        only one holder of such a shard is left, that holder is included too: its copy is later
+        compared with the copies that other ranks fetch from it.
         """
         shared = self._in_several_copies()
         return tuple(sorted(shared & {each.rank for each in self._sound(doubted=True)}))
@@ -300,8 +302,8 @@ class Comparison:
 
     def unread(self) -> list[int]:
         """
-        Return the ranks whose copies were not compared, because the ranks could not read them. Only
-        members whose shards other members hold too are returned.
+        Return the ranks whose copies were not compared, because the ranks could not read their
+        copies. Only members whose shards other members hold too are returned.
         """
         states = self._job.ranks.states
         return [rank for rank in self.sharing() if states[rank].holdings.digests == {}]
@@ -314,8 +316,8 @@ class Comparison:
         which copies were found equal are used, unless `policy.corruption` is `continue`.
         """
         for rank_state in self._job.ranks.states.values():
-            # an earlier comparison may have ruled out copies of this rank because other ranks had
-            # better ones. Forget that, because those other ranks may be lost now
+            # an earlier comparison may have preferred copies of other ranks to the copies of this
+            # rank. Let all of them count again, because those other ranks may be lost now
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         self._distrust_suspects()
         found = self._found()
@@ -324,8 +326,8 @@ class Comparison:
 
     def _distrust_suspects(self) -> None:
         """
-        Stop trusting ranks whose copies were wrong at a periodic checkpoint, if their copies cannot
-        be compared again now, because no other rank with the same shard is left.
+        Stop trusting ranks whose copies were wrong at a periodic checkpoint, if no other rank with
+        the same shard is left to compare the copies with.
         """
         suspects, groups = self._job.incident.spread.suspects, self._job.ranks.topology().groups
         sound = {rank_state.rank for rank_state in self._sound()}
@@ -419,16 +421,16 @@ class Comparison:
     def tell_begins(self) -> None:
         """
         Log which ranks begin training with different copies of a shard. Training starts
-        nevertheless, because the script may make the copies equal in its loop. If the copies stay
-        different, the next comparison of copies finds the difference.
+        nevertheless, because the script may make the copies equal in its training loop. If the
+        copies stay different, the next comparison of copies finds the difference.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between the copies that ranks hold. `which` has the arguments for
-        `_differences`. Differences between initial states (step 0) are only logged and not
+        Return the differences between the copies that ranks hold. `which` has the arguments for the
+        method `_differences`. Differences between initial states (step 0) are only logged and not
         returned, because the script may send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
@@ -445,7 +447,7 @@ class Comparison:
         Compare the copies of the shards after ranks were repaired (have fetched or loaded state).
         Return True if all copies are equal. Otherwise begin a new round of the incident, and return
         False. A rank whose fetched copy differs from the copies of other ranks is not trusted any
-        more. Any other difference is handled as in `judge`.
+        more. Any other difference is handled as the method `judge` handles it.
         """
         brought = {
             rank_state.rank
@@ -495,12 +497,13 @@ class Comparison:
     def _has_spread(self, difference: Difference) -> None:
         """
         Add a reservation (a reason why training may not continue exactly) to the incident report.
-        It says that gradients from a wrong copy may have reached the states of all ranks since the
-        last comparison.
+        The reservation says that gradients from a wrong copy may have reached the states of all
+        ranks since the last comparison.
         """
         job, first = self._job, self._equal(difference) + 1
-        # if copies were found to differ while the ranks trained, `differ` has added a reservation.
-        # Do not add another one if that reservation begins with an earlier or the same step
+        # the method `differ` may have added a reservation (a reason why training may not continue
+        # exactly) already. Add no second one if that reservation begins with an earlier or the same
+        # step
         told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
@@ -528,8 +531,9 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the limit that is set here still admits copies of step `equal`. But if a rank holds that
-        # step now, its copy is one of those that differ, so mark its copy as disputed
+        # the ceiling (last step whose copies may be used) may still be step `equal`. But the copy
+        # of a rank that holds this very step is one of those that differ, so mark the copy as
+        # disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         return self._corrupted(None, difference.step + 1, why)
@@ -542,7 +546,7 @@ class Comparison:
         """
         job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:  # pass over only this shard of the rank, not its other shards
+        for rank in others:  # rule out later copies of this shard, not of the rank's other shards
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (
@@ -553,8 +557,9 @@ class Comparison:
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """
-        Add a `corruption` fault, because copies of a shard differ, unless `differ` has already
-        added such a fault for this rank. `rank` is None if it is not known which copy is wrong.
+        Add a `corruption` fault, because copies of a shard differ, unless the method `differ` has
+        already added such a fault for this rank. `rank` is None if it is unknown which copy is
+        wrong.
         """
         job = self._job
         if not job.incident.spread.equals or not any(
@@ -637,7 +642,7 @@ def note_habits(job: Job, step: int) -> None:
     that tft cannot undo or repeat exactly. `step` is the step to whose end all ranks return, either
     to continue training or to save a checkpoint.
     """
-    if step == 0:  # no step was trained before it, so the loops have had no effect yet
+    if step == 0:  # the ranks return to the start, so the training loops have had no effect yet
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():
@@ -665,11 +670,11 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
         ended = ended or len(late) < len(found)
         for rank in late:
             left.setdefault(job.ranks.states[rank].holdings.line, set()).add(rank)
-    of = " of all ranks that hold the same" if ended else ""
+    among = " among the ranks that hold the same shard" if ended else ""
     for line, those in left.items():
         said = (
             f"ranks {sorted(those)} were cut off in the tail of step {step} at "
-            f"{line or 'an unknown line'}, and no rank is left that has ended the step{of}: the "
+            f"{line or 'an unknown line'}, and no rank{among} is left that has ended the step: the "
             "code after that line was not run for this step"
         )
         job.incident.exactness.tails[said] = step
@@ -677,9 +682,9 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Drop the records that `note_tails` has made about interrupted tails of `step` or later steps.
-    Call this when all ranks load a checkpoint of `step`, because a checkpoint holds the state after
-    the whole tail of its step.
+    Drop the records that the function `note_tails` has made about interrupted tails of `step` or
+    later steps. Call this when all ranks load a checkpoint of `step`, because a checkpoint holds
+    the state after the whole tail of its step.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at < step

@@ -19,7 +19,8 @@ S = State
 
 class Deadlines:
     """
-    Watches the time limits of one job.
+    Watches the time limits of one job, for example for answers to orders, and acts when a limit has
+    passed.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -79,7 +80,8 @@ class Deadlines:
             attempts.open()
             late = sorted(job.ranks.members - job.training.finished)
             attempts.freeze(
-                f"ranks {late} have not finished, {job.timing.allowed:.0f} s after other ranks have"
+                f"ranks {late} have not finished training {job.timing.allowed:.0f} s after the "
+                "first rank"
             )
 
     def _started_by(self, rank_state: RankState) -> float:
@@ -100,8 +102,8 @@ class Deadlines:
         job, until = self._job, self._gathered_by()
         if until is not None and until <= job.timing.now:
             why = (
-                f"ranks {job.ranks.placeless()} have no place: no other node has come within "
-                f"{job.policy.gather:.0f} s after the last one"
+                f"ranks {job.ranks.placeless()} have no node: no other node has joined the job "
+                f"within {job.policy.gather:.0f} s after the last one"
             )
             self._recovery.shutdown.exit("failed", 4, why)
 
@@ -116,13 +118,13 @@ class Deadlines:
             s for s in job.processes.starting.values() if self._started_by(s) <= job.timing.now
         ]:
             job.processes.starts(rank_state, job.timing.now)
-            why = f"not ready {job.policy.join:.0f} s after its start"
+            why = f"the process has not called session.run {job.policy.join:.0f} s after its start"
             self._attempts.terminate(rank_state, why, "process")
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         """
-        Act on the fact that `ranks` have not answered `order` within its time limit. The table
-        `ORDERS` says what to do.
+        Act when `ranks` have not answered the order with the name `order` within its time limit.
+        The table `ORDERS` says what to do.
         """
         job, rule = self._job, ORDERS[order]
         if order == "stop":
@@ -139,7 +141,7 @@ class Deadlines:
         self._react(reaction, order, ranks)
 
     def _react(self, reaction: Late, order: OrderName, ranks: list[int]) -> None:
-        job, attempts, why = self._job, self._attempts, f"no answer to {order} in time"
+        job, attempts, why = self._job, self._attempts, f"no answer to the order {order} in time"
         match reaction:
             case Late.NO_PAUSE:
                 self._recovery.pausing.give_up(f"ranks {ranks}: {why}")
@@ -154,7 +156,9 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # the limit was restarted as often as allowed: now do what `late` says
+            # the time limit was restarted as often as allowed: react as the rule's field `late`
+            # says
+            case Late.RENEW:
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
@@ -166,7 +170,7 @@ class Deadlines:
         the rank is at fault. Also call it if most ranks have not answered `check`, because then no
         single rank is to blame. The freeze that follows shows which ranks cannot be reached.
         """
-        # all ranks wait at the same step boundary, so the step is the same for each of them
+        # `ranks` all wait between the same two steps, so the step of the first rank holds for all
         step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
@@ -208,7 +212,7 @@ class Deadlines:
         if until:
             task.deadline = max(until.values())
             job.tell(
-                "stop_waits", ranks=list(until), why="a function after a step is running there"
+                "stop_waits", ranks=list(until), why="a function after a step is still running"
             )
         return [rank for rank in ranks if rank not in until]
 

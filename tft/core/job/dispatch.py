@@ -53,7 +53,7 @@ R = Reaction
 
 class Dispatch:
     """
-    Passes each report about one job to the object that handles it.
+    Passes each report about one job to the object that handles reports of this kind.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -127,8 +127,9 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                # the answer of the rank to the order `resume` may have been lost. A completed step
-                # also shows that the rank has entered the loop
+                # `repaired` says that the rank has entered the training loop. The answer to
+                # `resume` says so too, but may have been lost, so the report of a completed step
+                # also counts
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)
@@ -159,7 +160,7 @@ class Dispatch:
             case _:
                 assert_never(message)
 
-    # ---------------------------------------------------------------- requests
+    # ---------------------------------------------------------------- requests of operators
 
     def _stop_requested(self, message: StopRequested, reaction: Reaction) -> None:
         node = message.node
@@ -167,7 +168,7 @@ class Dispatch:
             return self._job.tell("node_left", node=node, ranks=[], why=message.why)
         if node is not None and self._recovery.takeover.is_left(node):
             return self._recovery.takeover.leave(
-                node, f"node {node} is not wanted any more: {message.why}"
+                node, f"node {node} was asked to leave the job: {message.why}"
             )
         if self._job.end.stop is not None:
             return None
@@ -190,8 +191,8 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            # a check of links and devices still runs on some ranks. If the other ranks trained now,
-            # the all-reduces of training and of the check could be mixed up
+            # a check of links and devices still runs on some ranks, so do not end the pause:
+            # all-reduces of training and of the check could be mixed up
             return self._job.tell("check_not_over")
         self._job.pausing.request, self._job.pausing.result = None, ""
         if reaction is R.RELEASE and not self._job.succession.gathering:

@@ -11,8 +11,8 @@ from tft.protocol.messages import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """
-    The controller has received a report from another process. The machine gets each report once.
-    It gets the reports of one sender in the order in which they were sent.
+    The controller has received a report from another process. The job machine gets each report only
+    once. It gets the reports of one sender in the order in which the sender has sent them.
     """
 
     at: float
@@ -24,7 +24,7 @@ class Received:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed:
     """
-    The time that `Machine.next_deadline` has returned has come.
+    The time has come that the method `Machine.next_deadline` had returned.
     """
 
     at: float
@@ -40,7 +40,8 @@ class Stalled:
     silence: float
     """Seconds since the last progress of any rank."""
     limit: float
-    """The limit that `silence` has exceeded, in seconds. It is computed from the step times."""
+    """The limit that `silence` has exceeded, in seconds. The limit is computed from the step times.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +88,15 @@ class CorruptionTraced:
     """The number of the incident that was opened because copies differed."""
     ranks: tuple[int, ...]
     step: int
-    """The last step before the one whose results were different when it was computed again."""
+    """The last step before the first step whose results were different when the ranks computed the
+    step again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
-    A controller process has started and leads the job from now on. It may replace an earlier
-    controller that has ended. `epoch` is the number of the new leader.
+    A controller process has started and leads the job from now on. The new controller may replace
+    an earlier one that has ended. `epoch` is the number of the new controller.
     """
 
     at: float
@@ -107,5 +109,5 @@ class Led:
 SliceVerdict = SlicesAgreed | SlicesDiffered | CorruptionTraced
 """The verdicts of the slice comparison, which compares the copies of shards during training."""
 Own = DeadlinePassed | Stalled | SliceVerdict | Led
-"""The events that the controller creates itself. No other process sends them."""
+"""The events that the controller creates itself. No other process sends such events."""
 Event = Received | Own

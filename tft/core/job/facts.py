@@ -124,8 +124,8 @@ def note_capture(job: Job, rank_state: RankState) -> None:
     """
     Record that a rank has its rank-local state of the agreed step (the step to which all ranks
     return) on the page that its process uses. A page is shared memory on the node of the rank. If
-    the rank used another page before, its earlier captures are not on the present page. Captures
-    that were reported to the controller stay in `reported`.
+    the rank used another page before, its earlier captures are not on the present page. The
+    attribute `reported` keeps those captures that were reported to the controller.
     """
     step = job.incident.progress.agreed
     rank_state.local_state.since = (
@@ -161,8 +161,8 @@ def note_lost_step(job: Job, step: int | None) -> None:
 def note_early(job: Job, step: int) -> None:
     """
     Add a reservation (a reason why training may not continue exactly) to the incident for each rank
-    whose rank-local state of `step` may be out of date. Its last known state was captured before
-    the end of the step, and the state of this rank is known to change until then.
+    whose rank-local state of `step` may be out of date. The last known state of such a rank was
+    captured before the end of the step, and the rank is known to change its state until then.
     """
     early = [
         s.rank

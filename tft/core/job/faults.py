@@ -30,7 +30,7 @@ class Faults:
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
         Handle an exception that has left the training loop of a rank. Ignore a network error while
-        the ranks are being stopped, because stopping them breaks the connections between them.
+        the ranks are being stopped, because a stop breaks the connections between ranks.
         """
         job = self._job
         rank_state.training = False
@@ -83,8 +83,8 @@ class Faults:
             "numeric", None, message.step, message.at, message.summary, refused=True
         )
         # another rank may have applied the update that this rank refuses. Prefer states from before
-        # the update. If none is left, the later state is used, and the reservation that is added
-        # here tells the user of it
+        # the update. If none is left, the later state is used, and the sentence `why` in the report
+        # tells the user
         job.incident.spread.prefer(message.step - 1)
         why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
         job.incident.exactness.reservations.append((message.step, why))
@@ -96,15 +96,15 @@ class Faults:
     def _refused_again(self, record: RefusedStep) -> None:
         """
         Leave out the data batches of a step whose update was refused a second time, if
-        `policy.skip_batch` allows it. If it does not, or if batches were left out too often for
-        this step, end the job with a last checkpoint.
+        `policy.skip_batch` allows this. If the policy does not allow this, or if batches were left
+        out too often for this step, end the job with a last checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         times = refusals.times.get(record.step, 0)
         if not job.policy.skip_batch:
             self._attempts.force(
-                f"the update of step {record.step} was refused twice, and its batch is left out "
-                "with --skip-batch only"
+                f"the update of step {record.step} was refused twice: give --skip-batch to leave "
+                "its batch out"
             )
         elif times >= MOST_SKIPS:
             self._attempts.force(
@@ -149,7 +149,7 @@ class Faults:
             case "straggler":
                 return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                # record the fault here, unless it is a hang, which `terminate` records itself
+                # record only a `process` fault here: for a hang, `terminate` records the fault
                 if message.kind == "process":
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence
@@ -203,7 +203,7 @@ class Faults:
         noticed, or "" if something can be done.
         """
         if rank_state is None or rank_state.rank not in self._job.ranks.members:
-            return "the rank does not take part"
+            return "the rank does not take part in training"
         if rank_state.process.stage in (ProcessStage.ABSENT, ProcessStage.GONE):
             return "the rank has no process"
         if rank_state.process.terminating:

@@ -1,5 +1,6 @@
 """
-Own the facts about the closed incidents of a job. Later decisions need these facts.
+Define the class for the facts about the closed incidents of a job. Later decisions need these
+facts.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ class History:
     """
 
     next_number: int
-    """The number of the next incident."""
+    """The number that the next incident of the job will get."""
     lost: int = 0
     """The number of events that could not be read, because the story (the recorded events of the
     job) is damaged."""

@@ -1,6 +1,6 @@
 """
-Own what the controller knows about the training state in the memory of a rank's process: the step
-of the state, which earlier copies the process keeps, and which of the copies may be wrong.
+Define what the controller knows about the training state in the memory of a rank's process: the
+step of the state, which earlier copies the process keeps, and which copies may be wrong.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """
-    The copies of the training state that the process of a rank holds, as it has reported them, and
+    The copies of the training state in a rank's process, as the process has reported them. Also
     which of these copies may be wrong.
     """
 
@@ -35,19 +35,21 @@ class Holdings:
     to use the copies of the other rank."""
     fetched: bool = False
     """True if the process has fetched its state from other ranks in this incident. A fetched copy
-    repeats the copy of its source, so it does not prove that the source is right."""
+    repeats the copy of its source, so the fetched copy does not prove that the source is right."""
     disputed: bool = False
     """True if another rank holds a different copy of the state of step `held`, and it is not known
     which of the two copies is right."""
     trusted: bool = True
-    """False if a fault may have made the state with which the process trains wrong."""
+    """True if the state with which the process trains may be used. False: this state may be wrong
+    because of a fault."""
     damaged: bool = False
     """True if a fault may have damaged the memory of the process, so that the earlier copies in
     this memory are not trusted either."""
     doubted: int = -1
-    """Earlier copies of this step and steps before it are not used. They were in memory when the
-    memory was damaged, or the copies of another rank were preferred to them, or they may be of
-    another run of the job."""
+    """A step number: copies of this step and of earlier steps are not used, although the process
+    keeps them. These copies were in memory when the memory was damaged, or the copies of another
+    rank were preferred, or the copies may be of another run of the job. -1: there is no such limit.
+    """
     searching: bool = False
     """True while the process loads a checkpoint. The state and the position of the process do not
     count until all ranks have loaded the same checkpoint."""
@@ -64,7 +66,7 @@ class Holdings:
     @property
     def sound(self) -> bool:
         """
-        True if nothing is known that makes the state with which the process trains unusable.
+        True if the state with which the process trains may be used, as far as the controller knows.
         """
         return self.trusted and not (self.searching or self.disputed)
 
@@ -104,6 +106,6 @@ class Holdings:
 
     def lost(self) -> None:
         """
-        Record that the process holds no copy any more.
+        Record that the process holds no copy of the training state any more.
         """
         self.held, self.backups = None, ()

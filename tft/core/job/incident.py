@@ -1,5 +1,5 @@
 """
-Own the facts of one incident: its faults, the recovery strategies that were tried, the step from
+Define the facts of one incident: its faults, the recovery strategies that were tried, the step from
 which training continues, and the time that each phase of the incident took.
 """
 
@@ -22,7 +22,7 @@ class Fault:
     """The rank at fault. None: no single rank could be named."""
     step: int
     """The step that was being computed when the fault occurred. 0: the step is not known until the
-    ranks have reported how far they have come."""
+    ranks have reported their positions."""
     seen: float
     """The time of the first evidence, in seconds (CLOCK_MONOTONIC)."""
     evidence: str
@@ -32,15 +32,15 @@ class Fault:
     """True if this fault is certainly a cause of the incident. A `network` fault that is not
     certain may be only the consequence of another fault."""
     refused: bool = False
-    """True if ranks have refused to apply the update of the step because of its numbers (NaN, Inf
-    or a spike), so that it has not changed their state."""
+    """True if ranks have refused to apply the update of the step, because the numbers of the update
+    were bad (NaN, Inf or a spike). Then the update has not changed the state of these ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A named time span of an incident, such as `freeze` or `repair`. It is the span of one rank or,
-    if `rank` is None, of the whole job. Times are in seconds.
+    A named time span of an incident, such as `freeze` or `repair`. It is the span of the rank
+    `rank` or, if `rank` is None, of the whole job. Times are in seconds.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Task:
     """The seconds within which the ranks must answer. Infinite: the time limit does not run yet."""
     deadline: float
     renewed: int = 0
-    """How many times the time limit of the order was restarted, because most ranks had not
-    answered."""
+    """The number of times that the time limit of the order was restarted, because most ranks had
+    not answered."""
     spared: bool = False
     """True if late ranks were given `Policy.repair` more seconds to answer, because ending them
     would lose a shard. More time is given only once."""
@@ -73,18 +73,18 @@ class Task:
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """
-    The step that the ranks had reached before the incident, and the step from which they continue
-    after it.
+    The step that the ranks had reached before the incident, and the step from which training
+    continues after the incident.
     """
 
     furthest: int = 0
-    """The highest step that any rank had completed."""
+    """The highest step that any rank had completed before the incident."""
     begun: int = 0
-    """The highest step whose update any rank had begun when it reported its position. The rank may
-    have completed the update since."""
+    """The highest step whose update any rank had begun when the rank reported its position. The
+    rank may have completed this update since."""
     reached: int = 0
-    """Like `begun`: the highest step whose update any rank had begun. Here only the positions count
-    that the ranks have reported in the present round."""
+    """The highest step whose update any rank had begun, according to the positions that the ranks
+    have reported in the present round. The value `begun` counts all rounds of the incident."""
     step: int | None = None
     """The first step to be computed after the incident. None: this step is not known yet, or the
     job ends without a further step."""
@@ -124,11 +124,12 @@ class Spread:
     ceiling: int | None = None
     """The last step whose copies of the training state may be used. None: there is no limit."""
     by: set[int] = field(default_factory=set)
-    """The ranks that may have spread wrong numbers with their last update, if it is not known yet
-    to which step that update belongs."""
+    """The ranks that may have spread wrong numbers with their last update, as long as the step of
+    that update is not known."""
     firm: int | None = None
     """The ceiling (last step whose copies may be used) that the faults of the incident demand.
-    None: they demand no ceiling. The value of `ceiling` may be lower than this, as a precaution."""
+    None: the faults demand no ceiling. The value of `ceiling` may be lower than this, as a
+    precaution."""
     guessed: bool = False
     """True if the ceiling (last step whose copies may be used) was already set lower than the
     faults demand, to try an earlier state against a repeated fault. This is tried only once."""
@@ -146,7 +147,7 @@ class Spread:
     def tentative(self) -> bool:
         """
         True if the ceiling (the last step whose copies may be used) is lower than the faults
-        demand. `yield_to_need` raises the ceiling again if no usable copies are left otherwise.
+        demand. The method `yield_to_need` raises it again if no usable copies are left otherwise.
         """
         return self.ceiling != self.firm
 
@@ -212,10 +213,11 @@ class Decision:
     plan: Plan | None = None
     """The recovery plan that the job carries out. None: no strategy is chosen yet."""
     base: str = "retry"
-    """The name of the built-in strategy that was followed last. A plugin that has advised the
-    strategy may have given it another name."""
+    """The name of the built-in strategy that was followed last. A recovery plugin may have advised
+    this strategy under another name."""
     attempts: int = 0
-    """How many attempts of the present strategy have failed. A new fault sets this to 0."""
+    """The number of attempts of the present strategy that have failed. A new fault sets this number
+    to 0."""
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies that were passed over when the present strategy was chosen, each with the
     reason."""
@@ -225,8 +227,8 @@ class Decision:
     advice: Advised | None = None
     """The advice of the recovery plugins in this round. None: there is no advice."""
     awaited: bool = False
-    """True if the recovery plugins have asked for more time. When the time that they have asked for
-    is over, they are asked for advice again."""
+    """True if the recovery plugins have asked for more time. When that time is over, the job asks
+    the plugins for advice again."""
     waited: float = 0.0
     """Seconds that the job has waited for the recovery plugins so far."""
 
@@ -240,7 +242,7 @@ class Decision:
 
     def follow(self, plan: Plan) -> None:
         """
-        Follow this recovery plan from now on. If its strategy is not the one that was followed
+        Follow this recovery plan from now on. If the plan has another strategy than the plan
         before, set the count of failed attempts to 0.
         """
         if plan.strategy != self.base:
@@ -252,7 +254,7 @@ class Decision:
 class Turnover:
     """
     The processes that the ranks had when the incident began, and the processes that were started
-    during it.
+    during the incident.
     """
 
     began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -264,7 +266,7 @@ class Turnover:
     started: int = 0
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
-    """By rank: how many times in this incident the rank has lost its process and was given another
+    """By rank: how many times the rank has lost its process in this incident and has got another
     process."""
     joining: frozenset[int] = frozenset()
     """The ranks that had left the job before and come back to it in this incident."""
@@ -273,7 +275,8 @@ class Turnover:
     with a node, because no other node had a copy of this state."""
     counted: set[int] = field(default_factory=set)
     """The ranks against which this incident must not be counted again: it is counted already, or
-    the rank is not at fault. A rank that causes too many incidents is not restarted any more."""
+    the rank is not at fault. Incidents are counted because a rank that causes too many of them is
+    not restarted any more."""
 
     def given_another(self, rank: int) -> None:
         """
@@ -290,8 +293,8 @@ class Exactness:
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """The reasons why training may differ. Each has the step that it is about, and a sentence for
-    the report."""
+    """The reasons why training may differ from a run without the incident. Each entry is a pair:
+    the step that the reason is about, and a sentence for the report."""
     tails: dict[str, int] = field(default_factory=dict)
     """The interrupted tails: ranks were stopped in the code between the update and the end of a
     step, and no holder of a shard has ended this step. The key is a sentence for the report, the
@@ -300,7 +303,7 @@ class Exactness:
     """By rank: the last step after which the rank is known to have called all functions that the
     script has registered to be called after a step, such as an evaluation."""
     skip: int = 0
-    """The number of data batches that all ranks skip after they have returned to step `skip_at`."""
+    """The number of data batches that all ranks skip when they continue after step `skip_at`."""
     skip_at: int | None = None
     """The step after which the `skip` data batches are skipped. None: this step is not known
     yet."""
@@ -311,10 +314,11 @@ class Exactness:
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks`, the steps whose functions a rank has called, from the last known position of
-        the rank. The process of the rank may have ended since. If a rank reports several positions
-        in one incident, the lowest counts. After a repair the rank is at another step, and its
-        position no longer shows which functions it has called.
+        Update the entry of a rank in `marks` (the last step after which the rank has called all
+        registered functions) from the last known position of the rank. The process of the rank may
+        have ended since. If a rank reports several positions in one incident, the lowest counts.
+        After a repair the rank is at another step, and its position no longer shows which functions
+        the rank has called.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
@@ -345,8 +349,8 @@ class Exactness:
 @dataclass(slots=True, kw_only=True)
 class LastCheckpoint:
     """
-    The last checkpoint, which the remaining ranks write before a job ends: its plan, and the files
-    that are written already.
+    The last checkpoint, which the remaining ranks write before a job ends. This object has the plan
+    of the checkpoint, and the files that are written already.
     """
 
     plan: SavePlan | None = None
@@ -354,8 +358,9 @@ class LastCheckpoint:
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By file name: the files of the checkpoint that ranks have written so far."""
     incarnations: dict[int, int] = field(default_factory=dict)
-    """By rank that must write or commit the checkpoint: the incarnation of its process when this
-    was planned. If the rank gets another process, the checkpoint must be planned again."""
+    """By rank that must write or commit the checkpoint: the incarnation of the rank's process when
+    the checkpoint was planned. If the rank gets another process, the checkpoint must be planned
+    again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -373,13 +378,13 @@ class Incident:
     the round before, and answers to orders of an earlier round are ignored."""
     faults: list[Fault] = field(default_factory=list)
     suspicion: str = ""
-    """A sentence that says for how long no rank has made progress, if the ranks are asked for their
-    positions because of such a stall. Empty: they are asked for another reason."""
+    """A sentence that says for how long no rank has made progress, while the ranks are asked for
+    their positions because of such a stall. Empty: there is no stall."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     store: tuple[str, int] | None = None
     """The address (host, port) of the rendezvous store with which the ranks form their process
-    groups. None: they have not begun to form groups in this incident."""
+    groups. None: the ranks have not begun to form process groups in this incident."""
     progress: Progress = field(default_factory=Progress)
     spread: Spread = field(default_factory=Spread)
     decision: Decision = field(default_factory=Decision)

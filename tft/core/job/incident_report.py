@@ -1,6 +1,6 @@
 """
-Make the report of a job from its incidents. The report has the version 1 of its format, which
-`docs/reference/report.md` describes with all fields.
+Make the report of a job from the incidents of the job. The format of the report has the version 1.
+`docs/reference/report.md` describes all fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -25,8 +25,8 @@ class Integrity:
 
     def agreed(self, event: SlicesAgreed) -> None:
         """
-        Handle the verdict that all copies of all shards were equal: record its step as the last one
-        at which this is known.
+        Handle the verdict that all copies of all shards were equal at a step. Record this step as
+        the last one at which the copies are known to have been equal.
         """
         training = self._job.training
         training.sliced = True
@@ -69,8 +69,8 @@ class Integrity:
         if not known.issubset(event.ranks):
             return
         why = (
-            f"the steps were computed again, and what ranks {list(event.ranks)} had computed was the "
-            f"first that came out otherwise, in step {event.step + 1}: these ranks had the wrong copy"
+            f"when the steps were computed again, the results of ranks {list(event.ranks)} were "
+            f"the first that differed, in step {event.step + 1}: these ranks had the wrong copy"
         )
         job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
         faults: list[Fault] = []

@@ -51,12 +51,13 @@ process that has not received it after this time has probably ended."""
 
 class Machine:
     """
-    The state machine of one job of `world` ranks, from its start to its end.
+    The job machine: the state machine of one job of `world` ranks, from the start of the job to its
+    end.
     """
 
     def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
         """
-        Create the machine. `at` is the present time in seconds, by the clock of the controller.
+        Create the job machine. `at` is the present time in seconds, by the clock of the controller.
         """
         self._job = Job(world, policy, origin, at=at)
         self._recovery = Recovery(self._job)
@@ -142,14 +143,14 @@ class Machine:
     @property
     def incidents(self) -> Sequence[Incident]:
         """
-        The closed incidents.
+        The closed incidents of the job, the oldest first.
         """
         return self._job.history.incidents
 
     @property
     def outcome(self) -> JobOver | None:
         """
-        How the job ends. None: this is not decided yet.
+        The outcome of the job: how the job ends, and why. None: the outcome is not decided yet.
         """
         return self._job.end.outcome
 
@@ -204,7 +205,7 @@ class Machine:
         """
         return self._job.pausing.result
 
-    # ---------------------------------------------------------------- events
+    # ---------------------------------------------------------------- handling of events
 
     def handle(self, event: Event) -> list[Command]:
         """
@@ -254,7 +255,8 @@ class Machine:
         if event.lost and job.state not in SETTLED:
             self._salvage(event.lost)
         if job.state is S.CHOOSING and not job.unsettled():
-            # the recovery plugins may not have got the question of the previous leader: ask again
+            # the question of the previous leader may not have reached the recovery plugins: ask
+            # them again
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
@@ -323,7 +325,7 @@ class Machine:
         """
         return self._deadlines.next()
 
-    # ---------------------------------------------------------------- invariants
+    # ---------------------------------------------------------------- check of the invariants
 
     def check(self) -> None:
         """

@@ -1,6 +1,6 @@
 """
-Own what the controller knows about which ranks take part in a job, about the processes of the
-ranks, and about successors: processes that will replace processes that still train.
+Define what the controller knows about which ranks take part in a job, about the processes of
+the ranks, and about successors: processes that will replace processes that still train.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from tft.core.plan.topology import Topology
 from tft.protocol.messages import Refused
 
 Claim = tuple[int, int]
-"""The rank and the incarnation of a process, which together identify it."""
+"""The rank and the incarnation of a process. Together these two numbers identify the process."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class Ranks:
 
     def holds_rank(self, rank_state: RankState) -> bool:
         """
-        Return True if `rank_state` is about the process that holds the rank now. Return False if it
-        is about a successor or about an earlier process of the rank.
+        Return True if `rank_state` is about the process that holds the rank now. Return False if
+        `rank_state` is about a successor or about an earlier process of the rank.
         """
         return self.states.get(rank_state.rank) is rank_state
 
@@ -139,8 +139,8 @@ class Ranks:
 
     def placed(self) -> None:
         """
-        Drop the cached result of `topology`. Call this when a rank has reported its shards, has
-        moved to another node, or has another process.
+        Drop the cached result of the method `topology`. Call this when a rank has reported its
+        shards, has moved to another node, or has another process.
         """
         self._topology = None
 
@@ -165,7 +165,8 @@ class Succession:
     def warm(self) -> list[RankState]:
         """
         Return the successors that are ready to take over their ranks. The ranks in `switch` must
-        move at the same time. So their successors are left out until all of them are ready.
+        move at the same time. So the successors of these ranks are returned only when all of them
+        are ready.
         """
         ready = {
             rank: successor
@@ -188,13 +189,13 @@ class Processes:
     """By rank: the highest incarnation number that a process of the rank has got. The process may
     hold the rank or be a successor."""
     starting: dict[Claim, RankState] = field(default_factory=dict)
-    """The processes that are starting and cannot carry out orders yet, in the order in which their
-    time limits for the start end."""
+    """The processes that are starting and cannot carry out orders yet. The first process is the one
+    whose time limit for the start ends first."""
     running: set[Claim] = field(default_factory=set)
     """The processes that are known to run."""
     displaced: list[RankState] = field(default_factory=list)
-    """The processes that hold a rank and are being ended: an agent was ordered to end them, and has
-    not reported their end yet."""
+    """The processes that hold a rank and are being ended: an agent was ordered to end the process,
+    and has not reported the end yet."""
     retiring: list[RankState] = field(default_factory=list)
     """The processes whose ranks a successor has taken over. A process is in this list until it has
     ended."""
@@ -211,8 +212,8 @@ class Processes:
 
     def starts(self, rank_state: RankState, now: float) -> None:
         """
-        Record that a process is starting. The time limit for its start (`policy.join`) begins at
-        `now`.
+        Record that a process is starting. The limit `policy.join` for the start of the process is
+        counted from the time `now`.
         """
         claim = (rank_state.rank, rank_state.incarnation)
         self.starting.pop(claim, None)

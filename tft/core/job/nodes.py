@@ -1,5 +1,5 @@
 """
-Own what the controller knows about the nodes of a job.
+Define what the controller knows about the nodes of a job.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,8 +11,8 @@ from tft.protocol.messages import Kill, Recall, Spawn
 @dataclass(slots=True, kw_only=True)
 class Recalling:
     """
-    An unanswered order to a node to report the rank-local state (generators, data position) that it
-    has kept for a lost node.
+    An unanswered order to a node that has kept the rank-local state (generators, data position) of
+    a lost node. The order is to report that state.
     """
 
     order: Recall
@@ -26,8 +26,8 @@ class Recalling:
 @dataclass(slots=True, kw_only=True)
 class Nodes:
     """
-    The nodes that have joined the job, the agents of these nodes, and the places for further ranks
-    on them.
+    The nodes that have joined the job, the agents of these nodes, and the free places for ranks on
+    the nodes.
     """
 
     ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -35,7 +35,8 @@ class Nodes:
     agents: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the host name and the pid of the agent of the node."""
     came: dict[int, float] = field(default_factory=dict)
-    """By node: the time at which its present agent joined, by the clock of the node."""
+    """By node: the time at which the present agent of the node joined the job, by the clock of the
+    node."""
     room: dict[int, int] = field(default_factory=dict)
     """By node: the number of further ranks for which the node has a free place."""
     lost: set[int] = field(default_factory=set)
@@ -50,8 +51,8 @@ class Nodes:
     """By lost node: the unanswered order to its keeper (the node that keeps a copy of the
     rank-local state of the lost node) to report that state."""
     overdue: dict[int, Recalling] = field(default_factory=dict)
-    """By lost node: an order as in `recalls`, but the job does not wait for the answer any more. A
-    late answer is still used until the ranks roll back."""
+    """By lost node: an unanswered order, as in `recalls`, for whose answer the job does not wait
+    any more. A late answer is still used until the ranks roll back."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the address (host, port) of the rendezvous store on this node. The store that was
     opened last is the last entry."""

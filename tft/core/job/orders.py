@@ -1,7 +1,7 @@
 """
-The table of the orders to ranks. It says for each order: the time limit, the phase of the incident
-report in which the time of the order is counted, and what the job does when ranks answer late or
-cannot carry out the order.
+The table of the orders to ranks. For each order, the table has the time limit, the phase of the
+incident report in which the time of the order is counted, and what the job does when ranks answer
+late or cannot carry out the order.
 
 `deadlines.py` reacts to late answers, `acknowledgements.py` to failures.
 `docs/reference/machine.md` shows the table.
@@ -23,7 +23,7 @@ LimitName = Literal[
 
 class Late(StrEnum):
     """
-    What the job does when ranks have not answered an order within its limit.
+    What the job does when ranks have not answered an order within the time limit of the order.
     """
 
     HANG = "hang"
@@ -39,13 +39,14 @@ class Late(StrEnum):
     """A network fault that names no rank is recorded. Then every rank is asked for its position,
     which shows which ranks cannot be reached."""
     NO_PAUSE = "no pause"
-    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
-    given up, and all ranks continue to train."""
+    """The ranks give up waiting at a common step boundary, where a pause or a takeover was to come.
+    All ranks continue to train."""
     RENEW = "limit again"
     """The time limit is restarted, up to `Policy.patient` times, because the bus may be unreachable
     for a while. After that, the job does what `OrderRule.late` says."""
     DROP = "dropped"
-    """The job stops waiting for the answer, because it does not need the answer."""
+    """The job stops waiting for the answer to the order, because it can go on without this answer.
+    """
 
 
 class Failed(StrEnum):
@@ -61,8 +62,8 @@ class Failed(StrEnum):
     EXCUSED = "excused"
     """The job continues as if this rank had answered."""
     NO_PAUSE = "no pause"
-    """All ranks were to wait at the same step boundary, for a pause or for a takeover. This is
-    given up, and all ranks continue to train."""
+    """The ranks give up waiting at a common step boundary, where a pause or a takeover was to come.
+    All ranks continue to train."""
     NETWORK = "network fault"
     """A network fault that names no rank is recorded."""
     PLAN_AGAIN = "planned again"
@@ -92,7 +93,7 @@ class OrderRule:
     """True if the order brings ranks back towards the training loop. If a rank cannot carry out
     such an order because it has lost its device context, the process of the rank is replaced."""
     digests: bool = False
-    """True if the rank sends digests of the state that it holds with its answer."""
+    """True if the answer of the rank contains digests of the state that the rank holds."""
     action: str = ""
     """What a rank could not do if the order failed, as the end of a sentence such as "rank 3 could
     not …". Empty: the name of the order is used for this."""
@@ -160,5 +161,5 @@ ORDERS: Mapping[OrderName, OrderRule] = {
     ),
     "end": OrderRule(limit="leave", late=Late.DROP, failed=Failed.IGNORED, phase="end"),
 }  # fmt: skip
-"""By name of an order to ranks: its time limit, and what the job does if ranks answer late or
-cannot carry out the order."""
+"""By name of an order to ranks: the time limit of the order, and what the job does if ranks answer
+late or cannot carry out the order."""

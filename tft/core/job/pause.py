@@ -15,7 +15,8 @@ S = State
 
 class Pausing:
     """
-    Controls the pauses of one job.
+    Controls the pauses of one job: lets all ranks wait at the same step boundary, runs a check
+    there, and lets the ranks train on.
     """
 
     def __init__(self, job: Job, attempts: Attempts) -> None:
@@ -113,8 +114,8 @@ class Pausing:
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
-            # mark the successor as tried, so that the ranks are not gathered for it a second time,
-            # because that would probably fail too
+            # `invited` marks the successor as tried. So the ranks are not gathered for it a second
+            # time, which would probably fail too
             successor.process.invited = True
         self.release()
 
@@ -125,7 +126,8 @@ class Pausing:
         """
         job = self._job
         if job.succession.gathering:
-            # keep `pausing.request`: if a pause was requested meanwhile, it comes next
+            # the gathering is over. Keep `pausing.request`: a pause that was requested meanwhile
+            # begins next
             job.succession.gathering = False
         else:
             job.pausing.request = None

@@ -1,6 +1,6 @@
 """
-Own every limit and setting that the decisions about a job use. Times are in seconds. The text under
-a limit says why it has its value.
+Define every limit and setting that the decisions about a job use. Times are in seconds. The text
+under a limit says why it has its value.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,12 @@ class Policy:
     more, the strategies `retry` and `recover` are not used: the rank must leave the job, or the job
     ends."""
     flap_window: float = 600.0
-    """The time within which the incidents of one rank are counted for `flaps`. It is long enough to
-    detect a machine that fails again and again, and short enough to forget single failures."""
+    """The time within which the incidents of one rank are counted for `flaps`. This time is long
+    enough to detect a machine that fails again and again, and short enough to forget single
+    failures."""
     replace: Literal["process", "node"] = "process"
-    """What is replaced when a process is lost: only this process, or all processes of its node."""
+    """What is replaced when a process is lost. `process`: only this process. `node`: all processes
+    on the node of the lost process."""
     spread_savers: bool = False
     """Which rank writes a shard into the last checkpoint of the job. False: the first of the ranks
     that hold the shard. True: a holder on the node that has the fewest shards to write, so that the
@@ -54,11 +56,11 @@ class Policy:
     keep_checkpoints: int = 0
     """The number of periodic checkpoints to keep, counted from the newest. 0: keep all."""
     advised: bool = False
-    """True if there are recovery plugins. The job asks them for advice before it follows a recovery
-    strategy."""
+    """True if there are recovery plugins. The job asks these plugins for advice before it follows a
+    recovery strategy."""
     advice: float = 30.0
-    """The time that recovery plugins have for one answer. It is long enough for a plugin to ask an
-    external scheduler first."""
+    """The time that recovery plugins have for one answer. This time is long enough for a plugin to
+    ask an external scheduler first."""
     patience: float = 600.0
     """The total time for which recovery plugins may make the job wait in one incident."""
     respawns: int = 3
@@ -76,8 +78,9 @@ class Policy:
     """How many times the time limit of an order is restarted if most ranks do not answer the order.
     The likely cause is then the bus, not a rank."""
     kill: float = 10.0
-    """The limit for a process to end after its agent was ordered to end it. The kernel ends a
-    process in milliseconds, unless a driver or a file system blocks the process."""
+    """The limit for the end of a process, counted from the order to its agent to end the process.
+    The kernel ends a process in milliseconds, unless a driver or a file system blocks the process.
+    """
     freeze: float = 2.0
     """The limit for a rank to answer a freeze order. The control thread of the rank's process
     answers in milliseconds. A longer silence means that this thread does not run."""
@@ -91,11 +94,11 @@ class Policy:
     """The limit for orders to copy or load training state. How long a rank needs depends on the
     size of the state, not on tft."""
     regroup: float = 60.0
-    """The limit for forming process groups. When all ranks are there, this takes tens of
-    milliseconds."""
+    """The limit for forming process groups. When all ranks are there, they form their process
+    groups in tens of milliseconds."""
     rebuild: float = 120.0
-    """The limit for building wrappers such as DDP. The code that builds them belongs to the user,
-    and may send a whole model to all ranks."""
+    """The limit for building wrappers such as DDP. The wrappers are built by code of the user,
+    which may send a whole model to all ranks."""
     gather: float = 3600.0
     """The limit between two nodes that join the job one after the other, while some ranks still
     have no node. Nodes may be started by hand, but nobody takes an hour between two nodes."""

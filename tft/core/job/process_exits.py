@@ -19,7 +19,7 @@ UNPROTECTED = (
     "fault would have ended it"
 )
 """The reason that the report gives for a completed run in which no rank has called `tft.init`. In
-such a run tft has started the processes, and has done nothing else for them."""
+such a run tft has only started the processes."""
 
 _UNSAVED = "what the script saves after session.run may be missing or damaged"
 
@@ -46,7 +46,7 @@ class ProcessExits:
         agent = job.nodes.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
-            return None  # the report is about an earlier agent of a node that has joined again
+            return None  # the report is about an earlier agent: the node has joined again since
         job.nodes.lost.add(message.node)
         if (
             message.node not in job.nodes.ranks
@@ -86,9 +86,9 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Handle the loss of the ranks in `left`, which `emptied` has returned. `why` is the reason,
-        `at` the time of the loss. Record the faults of all these ranks before a recovery strategy
-        is chosen, because the choice must take all lost ranks into account.
+        Handle the loss of the ranks in `left`, which the method `emptied` has returned. `why` is
+        the reason, `at` the time of the loss. Record the faults of all these ranks before a
+        recovery strategy is chosen, because the choice must take all lost ranks into account.
         """
         job = self._job
         if not left:
@@ -223,7 +223,7 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        Return the step that the process was computing when it ended. If the process was a
+        Return the step that the process was computing when the process ended. If the process was a
         replacement that had not entered the loop yet, return the step that the other ranks wait to
         compute.
         """
@@ -316,7 +316,7 @@ def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     stage that the process had reached.
     """
     if code:
-        return f"rank {rank} left with code {code} before it took any order: its log says why"
+        return f"rank {rank} left with code {code} before it called session.run: its log says why"
     missed = "it did not call tft.init"
     if was is ProcessStage.JOINED:
         missed = "it called tft.init and did not come to session.run"

@@ -1,5 +1,5 @@
 """
-Own the facts about one process of a rank. The process holds the rank, has held it, or is a
+Define the facts about one process of a rank. The process holds the rank, has held it, or is a
 successor that will take the rank over.
 """
 
@@ -23,8 +23,8 @@ class ProcessStage(StrEnum):
     JOINED = "joined"
     """The process has called `tft.init`."""
     READY = "ready"
-    """The process has called `Session.run`: tft knows its training state, and it can carry out
-    orders."""
+    """The process has called `Session.run`, so tft knows the training state of the process. From
+    now on the process can carry out orders."""
     GONE = "gone"
     """The process has ended."""
 
@@ -45,8 +45,8 @@ class RankProcess:
     stage: ProcessStage = ProcessStage.ABSENT
     pid: int = 0
     started: int = 0
-    """The start time of the process, as the kernel of its node counts it. Together with the pid it
-    identifies the process, because a pid may be used again."""
+    """The start time of the process, as the kernel of its node counts time. The pid and the start
+    time together identify the process, because a pid may be used again."""
     sender: str = ""
     """The name on the bus of the process whose claim to the rank was accepted. Only reports from
     this sender count for the rank."""
@@ -55,8 +55,8 @@ class RankProcess:
     controller. First this is the time of the order to start the process. When the agent reports the
     start, it becomes the time of that report."""
     began: float = 0.0
-    """The time at which the process was started, as its agent has reported it. Before that report,
-    the time of the order to start the process."""
+    """The time at which the process was started, as reported by its agent. Until the agent has
+    reported, this is the time of the order to start the process."""
     terminating: str = ""
     """Why the agent was ordered to end the process. Empty: the agent has no order to end it."""
     terminating_since: float = 0.0

@@ -1,5 +1,5 @@
 """
-Own the facts that the controller knows about each rank.
+Define the facts that the controller knows about each rank.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ NOWHERE = -1
 @dataclass(slots=True, kw_only=True)
 class Declared:
     """
-    What the process of a rank has declared about itself when it called `tft.init` and
+    The facts that the process of a rank has declared about itself in the calls of `tft.init` and
     `Session.run`.
     """
 
@@ -133,8 +133,8 @@ class RankState:
     finished: bool = False
     """True if the training function of the rank (the argument of `Session.run`) has returned."""
     repaired: bool = False
-    """True if the present process has entered the training loop. Before that, its position says
-    nothing about the progress of the rank."""
+    """True if the present process of the rank has entered the training loop. Until then the
+    position of the process says nothing about the progress of the rank."""
 
     @property
     def incarnation(self) -> int:
@@ -194,8 +194,9 @@ class RankState:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Record that the process of the rank has called `tft.init`, and what it has declared in the
-        message. `sender` is the name on the bus from which its later reports come.
+        Record that the process of the rank has called `tft.init`, and what the process has declared
+        in the message. `sender` is the name on the bus from which later reports of the process
+        come.
         """
         self.process.join(message, sender)
         self.declared.address = message.address

@@ -16,8 +16,8 @@ from tft.protocol.messages import Recall, Recalled
 
 class Recalls:
     """
-    Orders the recalls of one job: nodes must report the rank-local state that they have kept for a
-    lost node. Also handles the answers.
+    Orders the recalls of one job. A recall is an order to a node to report the rank-local state
+    that this node has kept for a lost node. Also handles the answers.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,7 +33,7 @@ class Recalls:
         job = self._job
         for lost, recalling in list(job.nodes.recalls.items()):
             if recalling.order.node == node:
-                self._give_up(lost, f"node {node}, which kept it, was lost too")
+                self._give_up(lost, f"node {node}, which kept a copy, was lost too")
         ranks = tuple(s.rank for s in job.ranks.states.values() if s.local_state.page == node)
         keeper = job.nodes.keeper(node)
         if not ranks or keeper is None:
@@ -97,7 +97,8 @@ class Recalls:
         for lost, recalling in list(job.nodes.recalls.items()):
             if self._until(recalling) <= job.timing.now:
                 self._give_up(
-                    lost, f"node {recalling.order.node}, which kept it, has not reported it in time"
+                    lost,
+                    f"node {recalling.order.node}, which kept a copy, has not reported it in time",
                 )
 
     def _until(self, recalling: Recalling) -> float:

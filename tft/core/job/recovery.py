@@ -31,7 +31,7 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 
 class Recovery:
     """
-    Moves one job from each state to the next, in its incidents and while it trains.
+    Moves one job from each state to the next, in incidents and while the job trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,7 +44,7 @@ class Recovery:
         self.restart = Restart(job, self.attempts, self.comparison, self.choice)
         self.takeover = Takeover(job, self.attempts, self.replan)
 
-    # ---------------------------------------------------------------- the moves
+    # ---------------------------------------------------------------- moves to the next state
 
     def advance(self) -> bool:
         """
@@ -135,14 +135,15 @@ class Recovery:
     def _finish(self) -> None:
         """
         End the job, because all ranks that take part have finished training. If the copies of
-        shards were compared slice by slice during training, first compare the whole copies. They
-        may differ in slices that were not compared in the last steps.
+        shards were compared slice by slice during training, first compare the whole copies: slices
+        that were not compared in the last steps may differ.
         """
         job = self._job
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # ranks do not digest their copies twice in the same round
+        # begin a new round, because a rank digests its copies only once in a round
+        job.incident.round += 1
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:
@@ -167,7 +168,8 @@ class Recovery:
         interrupted.
         """
         job = self._job
-        # `warm` leaves out successors that have failed to take over before: these are being ended
+        # the method `warm` leaves out successors that are being ended, after they failed to take
+        # over
         warm = job.succession.warm()
         back = [
             job.ranks.states[r]
@@ -292,11 +294,13 @@ class Recovery:
         ready = [s for s in job.ranks.member_states() if s.ready and not s.process.terminating]
         for rank_state in suspects:
             if len(suspects) < len(ready):
-                self.attempts.terminate(rank_state, "it hangs while the others wait for it", "hang")
+                self.attempts.terminate(
+                    rank_state, "the rank hangs while other ranks wait for it", "hang"
+                )
             else:
                 rank_state.process.blame = ""
 
-    # ---------------------------------------------------------------- losses
+    # ---------------------------------------------------------------- ranks without a process
 
     def lost(self, *rank_states: RankState) -> None:
         """
@@ -338,7 +342,8 @@ class Recovery:
     def _is_awaited(self) -> bool:
         """
         Return True if there is a strategy with new processes that the adaptors of all remaining
-        ranks support. If there is none, it is useless to start another process for a lost rank.
+        ranks support. If there is no such strategy, it is useless to start another process for a
+        lost rank.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
@@ -364,7 +369,8 @@ class Recovery:
             for other in others:
                 # the rank `other` has not failed, so do not count this incident against it
                 self._job.incident.turnover.counted.add(other.rank)
-                self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
+                why = f"node {node} is replaced, because it has lost rank {rank_state.rank}"
+                self.attempts.terminate(other, why)
 
     def replan(self) -> None:
         """

@@ -1,6 +1,6 @@
 """
-Own what is known about refused updates: ranks have not applied them, because their numbers were bad
-(NaN, Inf or a spike). Find out the cause: the data or the model, or a device.
+Define what is known about refused updates: ranks have not applied them, because their numbers were
+bad (NaN, Inf or a spike). Find out the cause: the data or the model, or a device.
 """
 
 from dataclasses import dataclass, field
@@ -25,19 +25,19 @@ class RefusedStep:
 
     step: int
     attempts: list[dict[int, StepNumbers]] = field(default_factory=list)
-    """One entry for each attempt to compute the step: by rank, the digests of what the rank has
-    computed."""
+    """One entry for each attempt to compute the step: by rank, the digests of the losses and
+    gradients that the rank has computed."""
     refused: int = 0
-    """In how many of the attempts the update was refused."""
+    """The number of attempts to compute the step in which the update was refused."""
     reasons: dict[int, str] = field(default_factory=dict)
     """By rank: why the rank has refused the update in the last attempt with a refusal."""
     skipped: int = 0
-    """How many batches of this step will be left out, because the update was refused."""
+    """The number of batches of this step that will be left out, because the update was refused."""
 
     @property
     def batches(self) -> int:
         """
-        How many data batches each rank consumes in this step.
+        The number of data batches that each rank consumes in this step.
         """
         return max((each.batches for one in self.attempts for each in one.values()), default=1)
 
@@ -95,14 +95,15 @@ class RefusedStep:
 @dataclass(slots=True, kw_only=True)
 class Refusals:
     """
-    The updates that ranks of a job have refused to apply because of their numbers.
+    The updates that ranks of a job have refused to apply, because the numbers of the update were
+    bad (NaN, Inf or a spike).
     """
 
     present: RefusedStep | None = None
     """The step whose update was refused and that is computed again. None: there is no such step."""
     under_way: bool = False
-    """True if any rank has reported what it has computed in the present attempt. Each order to
-    enter the training loop begins a new attempt."""
+    """True if, in the present attempt, any rank has reported the digests of its losses and
+    gradients. Each order to enter the training loop begins a new attempt."""
     refusing: bool = False
     """True if any rank has refused the update in the present attempt."""
     skips: dict[int, int] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class Refusals:
         """
         self.under_way = self.refusing = False
         if self.present is not None and self.present.skipped:
-            self.present = None  # the step gets other batches now, so begin a new record of it
+            self.present = None  # the step is computed from other batches now: drop its record
 
     def leave_out(self, record: RefusedStep) -> None:
         """

@@ -1,6 +1,6 @@
 """
-Own the requests of operators and programs that are not completed yet: a pause, and the end of the
-job.
+Define the requests of operators and programs that are not completed yet: a pause, and the end of
+the job.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tft.protocol.messages import Order, PauseRequested, StopRequested
 @dataclass(slots=True, kw_only=True)
 class Pause:
     """
-    The pause that was requested last.
+    The pause of the job that was requested last, and the result of the check in the pause.
     """
 
     request: PauseRequested | None = None
@@ -31,9 +31,9 @@ class JobEnd:
     """
 
     stop: StopRequested | None = None
-    """The first request to end the job. None: nobody has asked for it."""
+    """The first request to end the job. None: nobody has requested the end."""
     outcome: JobOver | None = None
-    """How the job ends. None: this is not decided yet."""
+    """The outcome of the job: how the job ends, and why. None: the outcome is not decided yet."""
     orders: list[Order] = field(default_factory=list)
     """The orders to the nodes to end all their processes. If the job is completed, these orders are
     given only when the ranks have left. If the job ends in another way, they are given as soon as

@@ -70,7 +70,7 @@ class Restart:
             )
             if isinstance(repair, str):
                 decision.failed[decision.base] = repair
-                decision.plan = None  # so that the next call chooses another strategy
+                decision.plan = None  # the next call of `start` then chooses another strategy
                 return True
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
             note_lost_step(job, repair.step)
@@ -174,9 +174,9 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Check the checkpoint that the ranks have found and loaded by themselves. If it can be used,
-        record that training continues from its step, and return "". Otherwise return a sentence
-        that says why the checkpoint cannot be used.
+        Check the checkpoint that the ranks have found and loaded by themselves. If the checkpoint
+        can be used, record that training continues from its step, and return "". Otherwise return a
+        sentence that says why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -220,8 +220,8 @@ class Restart:
     def rebuilt(self) -> None:
         """
         When every rank has built its wrapper, such as DDP, go on to the rollback. Once in a job,
-        first compare the initial states of the ranks. They are compared only now, because building
-        the wrappers may make them equal.
+        first compare the initial states of the ranks. The comparison comes so late because building
+        the wrappers may make the initial states equal.
         """
         job = self._job
         job.training.untrained = False
@@ -377,8 +377,8 @@ class Restart:
         ):
             return False
         # at the step of the checkpoint from which the job started, it is unknown whether the
-        # earlier run has called the functions. After a `corruption` fault, ranks may have called
-        # the functions with a wrong copy of the state
+        # earlier run has called the functions that follow a step. After a `corruption` fault, ranks
+        # may have called these functions with a wrong copy of the state
         if step == job.training.first or any(f.kind == "corruption" for f in incident.faults):
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()

@@ -34,9 +34,9 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan the last checkpoint of the job and begin to write it. If it is planned already, plan it
-        again with the ranks that can still write. If no last checkpoint is possible, end the job as
-        failed.
+        Plan the last checkpoint of the job and begin to write the checkpoint. If there is a plan
+        already, make a new plan with the ranks that can still write. If no last checkpoint is
+        possible, end the job as failed.
         """
         job, incident = self._job, self._job.incident
         failed = {
@@ -47,7 +47,7 @@ class Shutdown:
         step = covered_step(job.ranks.topology().groups, standings, incident.spread.ceiling)
         incident.tasks = {}
         if not isinstance(step, str) and not self._committers():
-            step = "no rank is left to commit it"
+            step = "no rank is left to commit the checkpoint"
         if isinstance(step, str):
             failures = [
                 f"rank {rank} could not write: {why}" for rank, why in failed.items() if why

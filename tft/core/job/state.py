@@ -1,6 +1,6 @@
 """
-Own all facts that the controller knows about a job, and small operations on these facts. The other
-modules of the job machine share the operations. No decision is made here.
+Define all facts that the controller knows about a job, and small operations on these facts. The
+other modules of the job machine share the operations. No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,9 +61,9 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return what is known about the process with this rank and this incarnation. It may hold the
-        rank, be a successor that will take the rank over, or be a replaced process that has not
-        ended yet. Return None if no such process is known.
+        Return what is known about the process with this rank and this incarnation. The process may
+        hold the rank, be a successor that will take the rank over, or be a replaced process that
+        has not ended yet. Return None if no such process is known.
         """
         for rank_state in (
             self.ranks.states.get(rank),
@@ -147,8 +147,8 @@ class Job:
 
     def settle(self, rank_state: RankState, node: int) -> None:
         """
-        Set the node on which the process of a rank runs, and update the number of free places of
-        its old and new node.
+        Set the node on which the process of a rank runs, and update the number of free places on
+        the old and the new node of the rank.
         """
         if rank_state.node != node:
             self.nodes.room[node] -= 1
@@ -245,7 +245,7 @@ class Job:
     @property
     def fault_reaction(self) -> Reaction:
         """
-        What the job does about a fault in its present state.
+        What the job does about a fault in the present state of the job.
         """
         return FAULTS[self.state]
 
@@ -267,7 +267,7 @@ class Job:
         """
         return order(**self.key(), to=tuple(sorted(self.ranks.members)), **facts)
 
-    def key(self) -> dict[str, Any]:  # Any: the fields have different types
+    def key(self) -> dict[str, Any]:  # Any: the fields of an order have different types
         """
         Return the values of the fields that all orders to ranks have, by name of the field: epoch,
         incident, round, and the incarnations of the ranks.
@@ -301,8 +301,8 @@ class Job:
 
     def limit(self, order: OrderName) -> None:
         """
-        Begin the time limit of an unanswered order that was sent without a time limit. If its limit
-        runs already, do nothing.
+        Begin the time limit of an unanswered order that was sent without a time limit. If the time
+        limit of the order runs already, do nothing.
         """
         task = self.incident.tasks[order]
         if task.limit == inf:
@@ -319,14 +319,15 @@ class Job:
 
     def excuse(self, rank: int) -> None:
         """
-        Remove a rank from all unanswered orders: the job does not wait for its answers any more.
+        Remove a rank from all unanswered orders: the job does not wait for answers of this rank any
+        more.
         """
         for task in self.incident.tasks.values():
             task.waiting.discard(rank)
 
     def issued(self, order: OrderName) -> float:
         """
-        Return the time at which this order was sent to the ranks. If it was not sent, or if it was
+        Return the time at which this order was sent to the ranks. If the order was not sent, or was
         dropped since, return the present time.
         """
         task = self.incident.tasks.get(order)
@@ -360,7 +361,8 @@ class Job:
 
     def respawn(self, rank_state: RankState) -> None:
         """
-        Start another process for a rank that has lost its process, if a node has a place for one.
+        Start another process for a rank that has lost its process, if a node has a place for the
+        new process.
         """
         node = self.home(rank_state)
         self.succession.switch -= {rank_state.rank}
@@ -402,8 +404,8 @@ class Job:
 
     def phase(self, name: str, rank: int | None, start: float, end: float) -> None:
         """
-        Add the time span of a phase, such as `freeze`, to the incident, for its report. Do nothing
-        if the incident is closed.
+        Add the time span of a phase, such as `freeze`, to the incident, so that the report shows
+        it. Do nothing if the incident is closed.
         """
         if self.incident.closed is None:
             self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))

@@ -1,7 +1,7 @@
 """
-Chooses the recovery strategy of an incident, and begins to carry it out. The planner makes an offer
-for each strategy, which says what the strategy would do or why it is not possible. Recovery plugins
-may give advice.
+Chooses the recovery strategy of an incident, and begins to carry out that strategy. The planner
+makes an offer for each strategy, which says what the strategy would do or why it is not possible.
+Recovery plugins may give advice.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ class StrategyChoice:
         self._shutdown = shutdown
         self._comparison = comparison
 
-    # ---------------------------------------------------------------- offers and advice
+    # ---------------------------------------------------------------- offers, questions to plugins
 
     def consider(self) -> None:
         """
@@ -53,13 +53,14 @@ class StrategyChoice:
         node.
         """
         job, incident = self._job, self._job.incident
-        # drop the plan and the advice of an earlier choice in this incident
+        # a plan and advice from an earlier choice in this incident do not hold any more
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
             # begin a new round, so that advice about the offers of the old round is ignored
             incident.round += 1
         if job.unsettled():
-            # do not wait any more for advice about the offers that were made before
+            # end the wait for plugins that were asked in the old round: their advice would be
+            # ignored
             job.timing.deadline = None
             return
         if job.state is S.CLEARING:
@@ -72,8 +73,8 @@ class StrategyChoice:
 
     def ask(self) -> None:
         """
-        Ask the recovery plugins which strategy to follow. They have `policy.advice` seconds to
-        answer.
+        Ask the recovery plugins which strategy to follow. The plugins have `policy.advice` seconds
+        to answer.
         """
         job = self._job
         job.incident.decision.awaited = False
@@ -120,10 +121,7 @@ class StrategyChoice:
         job = self._job
         standings = standings_of(job, self.unplaceable)
         for rank in self._without_room():
-            why = (
-                standings[rank].unplaceable
-                or f"no node has room for rank {rank} in addition to the others"
-            )
+            why = standings[rank].unplaceable or f"no node has a free place left for rank {rank}"
             standings[rank] = replace(standings[rank], unplaceable=why)
         terms = terms_of(job)
         if job.incident.decision.advice is not None:
@@ -153,10 +151,10 @@ class StrategyChoice:
         if job.home(rank_state) is None:
             node = rank_state.node
             if node in job.nodes.lost:
-                return f"node {node} is gone, and its ranks have no other place"
+                return f"node {node} is lost, and no other node has room for its ranks"
             return (
                 f"a process of rank {rank_state.rank} may still run on node {node}, since it could "
-                "not be ended, and the rank has no other place"
+                "not be ended, and no other node has room for the rank"
             )
         if job.incident.turnover.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
             return (
@@ -181,13 +179,13 @@ class StrategyChoice:
                     left[node] -= 1
         return without
 
-    # ---------------------------------------------------------------- advice
+    # ---------------------------------------------------------------- advice of recovery plugins
 
     def advised(self, message: Advised) -> None:
         """
-        Handle the advice of the recovery plugins: rule out the strategies against which they have
-        a veto. Then choose a strategy, or wait if the plugins have asked for more time. Ignore the
-        advice if it is about the offers of an earlier round.
+        Handle the advice of the recovery plugins: rule out the strategies against which the plugins
+        have a veto. Then choose a strategy, or wait if the plugins have asked for more time. Ignore
+        advice about the offers of an earlier round.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -217,12 +215,12 @@ class StrategyChoice:
         else:
             self.decide()
 
-    # ---------------------------------------------------------------- the decision
+    # ---------------------------------------------------------------- choosing a strategy
 
     def decide(self) -> None:
         """
-        Choose a strategy: the one that a plugin has advised, if it is possible, or else the first
-        offered strategy that is possible.
+        Choose a strategy and follow it. If a plugin has advised a strategy that is possible, choose
+        that strategy. Otherwise choose the first offered strategy that is possible.
         """
         incident = self._job.incident
         if incident.decision.advice is not None and self._heed(incident.decision.advice):
@@ -241,7 +239,7 @@ class StrategyChoice:
             return False
         made = self.offers()
         wanted = advice.base or advice.strategy
-        unknown = Offer(strategy=wanted, why_not="nobody offered it")
+        unknown = Offer(strategy=wanted, why_not="there is no strategy with this name")
         offer = next((offer for offer in made if offer.strategy == wanted), unknown)
         why_not = offer.why_not or self._why_not_replace(advice, offer)
         if why_not is None:
@@ -277,7 +275,7 @@ class StrategyChoice:
         this strategy or, if a plugin has advised it under another name, that name.
         """
         job, incident = self._job, self._job.incident
-        passed_over = "another was advised"
+        passed_over = "a recovery plugin has advised another strategy"
         if incident.decision.advice is not None and incident.decision.advice.why:
             passed_over += f": {incident.decision.advice.why}"
         incident.decision.tried = [

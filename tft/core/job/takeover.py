@@ -19,7 +19,8 @@ S = State
 
 class Takeover:
     """
-    Replaces processes of one job that still train by successors, which take their ranks over.
+    Replaces processes of one job that still train. A successor (a second process of the same rank)
+    takes over the rank of such a process.
     """
 
     def __init__(self, job: Job, attempts: Attempts, replan: Callable[[], None]) -> None:
@@ -64,15 +65,17 @@ class Takeover:
         if job.fault_reaction is not Reaction.FREEZE:
             return "all ranks are stopped already"
         known = (
-            "another process is on its way" if rank_state.rank in job.succession.successors else ""
+            "a second process of the rank was started already"
+            if rank_state.rank in job.succession.successors
+            else ""
         )
         return self._why_no_migration() or known
 
     def _why_no_migration(self) -> str:
         """
         Return a sentence that says why no process of this job can take over a rank from another
-        process (the strategy `migrate`). Return "" if this is possible. If it is not possible, it
-        is useless to start successors.
+        process (the strategy `migrate`). Return "" if a process can do this. If none can, it is
+        useless to start successors.
         """
         job = self._job
         unable = [
@@ -80,7 +83,8 @@ class Takeover:
         ]
         if "migrate" not in job.policy.enable:
             return "migrate is not enabled"
-        return f"the adaptor of ranks {unable} cannot take part" if unable else ""
+        why = f"the adaptor of ranks {unable} does not support the strategy migrate"
+        return why if unable else ""
 
     def switch(self, message: SwitchRequested) -> None:
         """
@@ -103,7 +107,7 @@ class Takeover:
         job = self._job
         outside = sorted(ranks - job.ranks.members)
         if outside:
-            return f"ranks {outside} do not take part"
+            return f"ranks {outside} do not take part in training"
         absent = any(
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
             for s in job.ranks.member_states()
@@ -115,8 +119,8 @@ class Takeover:
     def is_left(self, node: int) -> bool:
         """
         Return True if the job does not need this node any more. Either every rank that trains on
-        the node is to be moved to another process, or no rank trains on it. Return False for a node
-        that has never joined.
+        the node is to be moved to another process, or no rank trains on the node. Return False for
+        a node that has never joined.
         """
         job = self._job
         there = {
@@ -206,4 +210,4 @@ class Takeover:
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:
-                self._attempts.terminate(successor, "it could not take over")
+                self._attempts.terminate(successor, "the successor could not take over its rank")

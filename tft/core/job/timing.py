@@ -1,6 +1,6 @@
 """
-Own the present time (the time of the event that is being handled), and the deadline of the present
-state of a job.
+Define the present time (the time of the event that is being handled), and the deadline of the
+present state of a job.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 @dataclass(slots=True, kw_only=True)
 class Timing:
     """
-    The present time, the controller that leads the job and the time at which it began to lead, and
-    the deadline of the present state of the job. Times are in seconds, by the clock of the
-    controller.
+    The present time, the number of the controller that leads the job, the time at which this
+    controller began to lead, and the deadline of the present state of the job. Times are in
+    seconds, by the clock of the controller.
     """
 
     now: float
@@ -24,8 +24,8 @@ class Timing:
     """The time until which the present state may last, for example a pause, the wait for advice of
     plugins, the wait before another attempt, or the exit of the ranks. None: there is no limit."""
     allowed: float = 0.0
-    """The seconds between the call of `stay` that has set the present deadline and that deadline.
-    """
+    """The seconds between the call of the method `stay` that has set the present deadline and that
+    deadline."""
 
     def stay(self, seconds: float) -> None:
         """

@@ -1,5 +1,5 @@
 """
-Own the facts about the progress of training, about rollbacks, and about checkpoints.
+Define the facts about the progress of training, about rollbacks, and about checkpoints.
 """
 
 from collections import Counter
@@ -14,8 +14,9 @@ UNFINISHED = "ranks ended before they had written their part"
 @dataclass(slots=True, kw_only=True)
 class Rollbacks:
     """
-    The rollbacks of the job. They show which captured rank-local state is out of date. State that a
-    rank captured at a step is out of date if the rank has gone back to an earlier step since.
+    The rollbacks of the job, which show whether captured rank-local state is out of date. State
+    that a rank captured at a step is out of date if the rank has gone back to an earlier step
+    since.
     """
 
     _found: list[tuple[tuple[int, int], int]] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Training:
     """True as soon as the initial states of the ranks were compared with each other, or need not be
     compared any more."""
     tails: bool = False
-    """True if the training loop of any rank reports where its steps end."""
+    """True if the training loop of any rank reports where each step ends."""
     attempt: tuple[int, int] | None = None
     """The incident and the round in which the ranks were last ordered to resume training. The end
     of a pause does not change this pair. None: no rank has trained yet."""
@@ -76,7 +77,8 @@ class Training:
     """The ranks whose training function (the argument of `Session.run`) has returned."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     refusals: Refusals = field(default_factory=Refusals)
-    """The updates that ranks have refused to apply because of their numbers."""
+    """The updates that ranks have refused to apply, because the numbers of the update were bad
+    (NaN, Inf or a spike)."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Training":
@@ -122,7 +124,7 @@ class Checkpoints:
     controller itself has noticed that the checkpoint is incomplete."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
-    is no such checkpoint. If the ranks return to an earlier step, this becomes that step."""
+    is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":
@@ -140,7 +142,8 @@ class Checkpoints:
 
     def path(self, step: int) -> str:
         """
-        Return the directory for the last checkpoint of the job, if it is a checkpoint of `step`.
+        Return the directory that the last checkpoint of the job gets if it is a checkpoint of
+        `step`.
         """
         return f"{self.directory}/{self.name.format(step=step)}"
 
@@ -180,7 +183,8 @@ class Checkpoints:
     def found(self, step: int) -> None:
         """
         Stop counting the checkpoint of `step` as one that was left unfinished without a reported
-        reason. Either it is complete after all, or a rank has reported why it failed.
+        reason. Either the checkpoint is complete after all, or a rank has reported why the
+        checkpoint failed.
         """
         unfinished = (None, UNFINISHED)
         if step in self.missed.get(unfinished, ()):

@@ -19,7 +19,8 @@ class State(StrEnum):
     """The job waits until every rank that takes part has a process that can carry out orders. Ranks
     that have such a process wait outside their training loops."""
     REPAIRING = "repairing"
-    """Ranks that lack training state get it, and the ranks form process groups."""
+    """Ranks that lack training state fetch, load or restore it, and the ranks form process groups.
+    """
     REBUILDING = "rebuilding"
     """The ranks build their wrappers, such as DDP, around the repaired models."""
     ROLLING_BACK = "rolling back"
@@ -42,8 +43,8 @@ class State(StrEnum):
     """The training threads of the ranks leave their loops and drop the process groups. Then the
     copies of shards are compared."""
     CHOOSING = "choosing"
-    """Recovery plugins are asked which recovery strategy to follow. Without plugins this takes no
-    time."""
+    """Recovery plugins are asked which recovery strategy to follow. Without plugins the job leaves
+    this state at once."""
     DUMPING = "dumping"
     """The remaining ranks write a last checkpoint, after which the job ends."""
     EXITING = "exiting"
@@ -75,7 +76,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 FREEZING, from almost every state, because it does not know what the ranks are doing."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The states in which it is already decided how the job ends."""
+"""The states of the job in which the outcome of the job is already decided."""
 
 CALM = frozenset({S.HEALTHY, S.CONFIRMING})
 """The states in which no incident and no pause is under way."""
@@ -90,13 +91,13 @@ class Reaction(StrEnum):
     """The machine records the event, or carries out the request in it. If the job has waited only
     for this event, the job goes on to its next state."""
     FREEZE = "freezes"
-    """The event is a fault. It opens an incident or is added to the open incident, and a new round
-    begins."""
+    """The event is a fault. The fault opens an incident or is added to the open incident, and a new
+    round begins."""
     JOIN = "joins"
-    """The event is a fault. It is added to the open incident. The ranks are being stopped already,
-    so no new round begins."""
+    """The event is a fault. The fault is added to the open incident. The ranks are being stopped
+    already, so no new round begins."""
     REPLAN = "replans"
-    """The event is a fault. It is added to the incident, and the recovery strategy is chosen
+    """The event is a fault. The fault is added to the incident, and the recovery strategy is chosen
     again."""
     FORCE = "ends"
     """The event is a request to end the job. The ranks are stopped and save a last checkpoint."""
@@ -104,9 +105,11 @@ class Reaction(StrEnum):
     """The event is a request for a pause. All ranks train on to one step boundary and wait
     there."""
     LATER = "keeps"
-    """The event is a request for a pause. It is kept, and carried out when the job is healthy."""
+    """The event is a request for a pause. The request is kept, and carried out when the job is
+    healthy."""
     RELEASE = "releases"
-    """The event is a request to end a pause. All ranks train on from where they wait."""
+    """The event is a request to end a pause. All ranks train on from the step boundary at which
+    they wait."""
     ABSORB = "absorbs"
     """The event comes too late or has no meaning in this state, so nothing is done about it."""
 
@@ -166,22 +169,23 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Led": dict.fromkeys(State, R.TAKE),
 }
 """What the job machine does about each kind of event in each state of the job. The kind of an event
-is the name of its class. For a received report, it is the name of the class of the report."""
+is the name of the event's class. For a received report, the kind is the name of the report's class.
+"""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
-        ("Stalled", state): "no rank has to move then, and only while one has to are beats judged"
+        ("Stalled", state): "no rank must make progress then, so no stall is looked for"
         for state in State
         if state not in _MOVING
     },
     **{("SlicesDiffered", state): "the outcome is decided" for state in (S.EXITING, S.ENDED)},
     **{
-        (kind, state): "it waits until the job is healthy"
+        (kind, state): "the verdict waits until the job is healthy"
         for kind in ("SlicesAgreed", "CorruptionTraced")
         for state in State
         if state not in CALM
     },
-    ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
+    ("DeadlinePassed", S.ENDED): "the job waits for nothing any more, so it has no deadline",
 }
 """The pairs of a kind of event and a state of the job that cannot occur, each with the reason. All
 other pairs are possible. For example, a report may arrive long after tft has given up the process

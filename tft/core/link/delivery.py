@@ -33,8 +33,8 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """
-        Drop all reports whose numbers are not higher than `number`, because the receiver has them.
-        A late acknowledgement with a lower number changes nothing.
+        Drop all reports whose numbers are not higher than `number`, because the receiver has
+        accepted these reports. A late acknowledgement with a lower number changes nothing.
         """
         for heard in [kept for kept in self._pending if kept <= number]:
             del self._pending[heard]
@@ -52,9 +52,10 @@ class Inbox:
     Decides which received reports are accepted. For this it keeps the highest number that was
     accepted from each sender.
 
-    Set `gaps` if the receiver has lost its record of some reports that it had accepted. The senders
-    do not repeat acknowledged reports, so the numbers of the lost reports may never come again.
-    With `gaps`, any report with a higher number than the last is accepted, not only the next one.
+    Set the parameter `gaps` if the receiver has lost its record of some reports that it had
+    accepted. The senders do not repeat acknowledged reports, so the numbers of the lost reports may
+    never come again. With `gaps`, any report with a higher number than the last is accepted, not
+    only the next one.
     """
 
     def __init__(self, heard: Mapping[str, int] | None = None, *, gaps: bool = False) -> None:

@@ -16,8 +16,8 @@ from tft.core.job.policy import Policy
 from tft.protocol.messages import Beat
 
 LEARNT = 5
-"""The number of step times that must be measured before the limit for a stall depends on them. The
-first steps are slow, because caches are cold."""
+"""The number of step times that must be measured before the limit for a stall is computed from the
+step times. The first steps are slow, because caches are cold."""
 ASLEEP = 1.0
 """The longest time in seconds between two heartbeats of a running node. A longer gap means that the
 whole node was paused, so the gap does not count as a stall of its ranks."""
@@ -35,15 +35,17 @@ class HangDetection:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        # by rank: the incarnation and the step in its last heartbeat, and the time of this step
+        # for each rank: the incarnation and the step in its last heartbeat, and the time of this
+        # step
         self._last: dict[int, tuple[int, int, float]] = {}
         self._moved = float("-inf")
         self._warming = False
-        # by node: the local time at which its last heartbeat arrived; the longest silent node first
+        # for each node: the local time at which its last heartbeat arrived. The node that has been
+        # silent longest comes first
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
-        # by node: the smallest difference seen between the local time at which a heartbeat arrived
-        # and the time in the heartbeat, which the node has taken from its own clock
+        # for each node: the smallest difference seen between the local time at which a heartbeat
+        # arrived and the time in the heartbeat, which the node has taken from its own clock
         self._offsets: dict[int, float] = {}
 
     @property
@@ -79,7 +81,7 @@ class HangDetection:
     def expect(self, node: int, at: float) -> None:
         """
         Record that a node is up and will send heartbeats. From now on the node counts as lost when
-        it is silent for too long, even if it has never sent a heartbeat.
+        it is silent for too long, even if no heartbeat of the node has ever arrived.
         """
         self._beats.setdefault(node, at)
 

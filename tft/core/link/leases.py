@@ -17,8 +17,8 @@ class Lease:
 
     def __init__(self, *, patience: float, at: float) -> None:
         """
-        `patience` is the number of seconds after which a silent leader counts as gone. A leader
-        announces itself by `Lead` messages. `at` is the present time.
+        Begin to watch for a leader. `patience` is the number of seconds after which a silent leader
+        counts as gone. A leader announces itself by `Lead` messages. `at` is the present time.
         """
         self._patience = patience
         self._heard = at

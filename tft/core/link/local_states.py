@@ -42,12 +42,12 @@ class Captures:
 @dataclass(slots=True)
 class _Sent:
     """
-    What the sending agent knows about one rank: which of its captures were sent to the keeper, and
-    which of them the keeper has.
+    What the sending agent knows about the captures of one rank: which of them were sent to the
+    keeper, and which of them the keeper has.
     """
 
     version: Version = (-1, 0)
-    """The version of the captures that were sent last."""
+    """The version of the captures that were sent to the keeper last. (-1, 0): none were sent."""
     kept: Version = (-1, 0)
     """The newest version of the captures that the keeper is known to have completely."""
     contents: frozenset[str] = frozenset()
@@ -56,8 +56,8 @@ class _Sent:
 
 class Sending:
     """
-    The sending side: tracks which captures of the ranks of this node were sent to the keeper, and
-    which of them the keeper has.
+    The side that sends captures to the keeper (the node that keeps them). Tracks which captures of
+    the ranks of this node were sent, and which of them the keeper has.
     """
 
     def __init__(self, node: int, pid: int) -> None:
@@ -92,8 +92,8 @@ class Sending:
 
     def message(self, captures: Captures) -> LocalStates:
         """
-        Return the message that sends these captures to the keeper, and record their version as
-        sent. Contents that the keeper already has are left out.
+        Return the message that sends these captures to the keeper, and record the version of the
+        captures as sent. Contents that the keeper already has are left out.
         """
         sent = self._of(captures.rank)
         sent.version = captures.version
@@ -178,7 +178,7 @@ class _Kept:
 
 class Keeping:
     """
-    The keeping side: holds the captures that other nodes have sent to this node.
+    The side that keeps captures: holds the captures that other nodes have sent to this node.
     """
 
     def __init__(self, node: int) -> None:
@@ -219,9 +219,9 @@ class Keeping:
 
     def forget(self, kept_by: Mapping[int, int]) -> None:
         """
-        Drop the captures of each node whose keeper is now another node than this one. `kept_by`
-        maps each node that is not lost to its keeper. The captures of a node that has no entry in
-        `kept_by` are kept.
+        Drop the captures of each node that now has another keeper than this node. `kept_by` maps
+        each node that is not lost to its keeper. Do not drop the captures of a node that has no
+        entry in `kept_by`.
         """
         for node, rank in [
             key for key in self._kept if kept_by.get(key[0], self._node) != self._node

@@ -1,6 +1,6 @@
 """
-Count the steps in which ranks were not protected against the loss of their node, because no other
-node had their rank-local state (generators, data position) of the step.
+Count the steps in which ranks were not protected against the loss of their node. In such a step no
+other node had the rank-local state (generators, data position) of the rank.
 """
 
 from tft.protocol.messages import Beat
@@ -26,8 +26,8 @@ class Protection:
 
     def steps(self) -> int:
         """
-        Return the number of unprotected steps of the rank that has the most of them. For a rank
-        that has moved, the counts of all its nodes are added.
+        Return the highest number of unprotected steps that any rank has. For a rank that has moved
+        to another node, the counts of all its nodes are added.
         """
         by_rank: dict[int, int] = {}
         for (_, rank), count in self._counts.items():

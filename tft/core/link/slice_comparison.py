@@ -19,9 +19,9 @@ CONTRIBUTION = -1
 """The value of `SliceDigest.number` that marks a digest of the rank's own contribution to the
 gradients, not of a slice."""
 WAITING = 16
-"""How many later steps may be compared while the digests of an earlier step are missing. If there
-are more, the earlier step is given up: the heartbeats with its digests were lost. The comparison
-then continues with the later steps."""
+"""The number of later steps that may be compared while the digests of an earlier step are missing.
+If there are more, the earlier step is given up, because the heartbeats with its digests were lost.
+The comparison then continues with the later steps."""
 
 KEPT = 1000
 """The maximum number of steps whose digests are kept while the digests of other ranks for these
@@ -35,27 +35,27 @@ another incident or round are out of date."""
 @dataclass(slots=True, kw_only=True)
 class _Steps:
     """
-    The steps whose slices were found equal on all ranks that hold them.
+    The steps whose slices were found equal on all ranks that hold the slices.
     """
 
     last: int
     """The newest step such that this step and all steps before it were compared or given up. At
     first it is the step from whose end the ranks resumed, where whole copies were compared."""
     run: int = 0
-    """How many consecutive steps with equal slices end with `last`. A step that was given up breaks
-    the sequence."""
+    """The number of consecutive steps with equal slices that end with the step `last`. A step that
+    was given up breaks the sequence."""
     ahead: set[int] = field(default_factory=set)
     """The steps after `last` whose slices were equal too. These steps wait here, because digests of
     the step `last` + 1 are still missing."""
 
     def add(self, step: int) -> None:
         """
-        Add a step in which all slices were equal.
+        Add a step in which the slices of all shards were equal on all ranks.
         """
         if step <= self.last:
             return
         self.ahead.add(step)
-        if len(self.ahead) > WAITING:  # the digests of the missing step were lost: skip that step
+        if len(self.ahead) > WAITING:  # the digests of step `last` + 1 were lost: skip that step
             self.last, self.run = min(self.ahead) - 1, 0
         while self.last + 1 in self.ahead:
             self.last += 1
@@ -88,11 +88,11 @@ class _Dispute:
     gradients. These are the holder itself and ranks of its model replica."""
     before: dict[int, dict[int, int]]
     """By step and rank: the digest of the gradients that the rank contributed to this step before
-    the incident. The first of these steps follows the last one at which all copies were equal."""
+    the incident. The first of these steps follows the last step at which all copies were equal."""
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
-    """By rank: the digest of the slice named in `slice`, as the rank held it when the copies
+    """By rank: the digest of the slice that `slice` names. The rank held this slice when the copies
     differed."""
 
 
@@ -110,7 +110,8 @@ class SliceComparison:
         self._steps = _Steps(last=0)
         self._slices = 0
         self._said = 0
-        """The step of the newest `SlicesAgreed` verdict."""
+        """The step of the newest `SlicesAgreed` verdict, which says that all copies were equal at a
+        step."""
         self._kept = 0
         """The newest step of which some rank keeps a copy in host memory. An incident may use such
         a copy once all slices were compared at that step or at later steps."""
@@ -146,8 +147,8 @@ class SliceComparison:
         if self._dispute is not None and self._dispute.incident is None:
             self._dispute.incident = attempt[0]
         elif self._dispute is not None and self._dispute.incident != attempt[0]:
-            # after a further incident, gradients may differ from before for another reason, so they
-            # no longer show which copy was wrong
+            # after a further incident, gradients may differ from before for another reason, so
+            # gradients no longer show which copy was wrong
             self._dispute = None
         self._attempt, self._replicas, self._begun = attempt, replicas, step
         self._steps = _Steps(last=step)
@@ -213,7 +214,9 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # limit the memory when a rank sends no digests
+        # drop the digests of the oldest step, because a rank that sends no digests would make
+        # `_waiting` grow without limit
+        if len(self._waiting) > KEPT:
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
@@ -228,7 +231,7 @@ class SliceComparison:
     def _take_late(self, rank: int, digest: SliceDigest) -> None:
         """
         Record a digest that has arrived after copies were found to differ. Only digests of
-        gradients matter then, because they can show which copy was wrong.
+        gradients matter then, because these digests can show which copy was wrong.
         """
         dispute = self._dispute
         if digest.number == CONTRIBUTION and dispute is not None and dispute.incident is None:
@@ -240,7 +243,7 @@ class SliceComparison:
     def _complete(self, step: int) -> None:
         """
         Record a step as compared if the slices of all shards were compared in this step. Then drop
-        the digests that are no longer needed, because their steps are compared.
+        the digests of all steps that are compared, because they are not needed any more.
         """
         copies = self._waiting[step]
         if any(len(copies.get(s, ())) < len(ranks) for s, ranks in self._replicas.groups.items()):
@@ -306,9 +309,9 @@ class SliceComparison:
         Return the holders that had a wrong copy, if the ranks in `differ` are the first whose
         gradients come out different. `reported` has the ranks whose gradients can be compared.
 
-        Return no holder if the gradients of a rank differ that computes with neither copy. Its
-        gradients have another cause, such as a second wrong copy. The gradients of the other ranks
-        may then differ for the same cause.
+        Return no holder if gradients differ on a rank that computes with neither copy. The
+        difference on this rank has another cause, such as a second wrong copy. The gradients of the
+        other ranks may then differ for the same cause.
         """
         shown = tuple(rank for rank in dispute.holders if dispute.users[rank] & differ)
         users = set().union(*(dispute.users[rank] for rank in shown))

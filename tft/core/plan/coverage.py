@@ -1,5 +1,5 @@
 """
-Find the step that all members of a job can be brought to, and the ranks that hold each shard as it
+Find the step from which all members of a job can continue, and the ranks that hold each shard as it
 was at the end of that step. The members are the ranks that take part in the job.
 """
 
@@ -43,7 +43,7 @@ def covered_steps(
             return f"no sound copy of shard {shard!r}{before} is left on ranks {listed(ranks)}"
         common = steps if common is None else common & steps
     if common is None:
-        return "no rank has reported what it holds"
+        return "no rank has reported which shards it holds"
     if not common:
         return "no step is complete: the copies that are left are of different steps"
     return common
@@ -51,9 +51,9 @@ def covered_steps(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    Return the step that all members can be brought to. It is the highest step for which a sound
-    copy of every shard exists in memory, or the step of a checkpoint if that step is later. If
-    there is no such step, return a sentence that says why.
+    Return the step from which all members can continue: the highest step for which a sound copy of
+    every shard exists in memory, or the step of a checkpoint if that step is later. If there is no
+    such step, return a sentence that says why.
     """
     return agreed(covered_steps(topology.groups, standings, terms.ceiling), terms)
 
@@ -98,9 +98,9 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
-    Return the living members that no longer have their initial state, and so cannot restart from
-    it. Return an empty tuple if there is a checkpoint of `step` on disk, because then no rank needs
-    its initial state.
+    Return the living members that no longer have their initial state, so that they cannot restart
+    from it. Return an empty tuple if there is a checkpoint of `step` on disk, because then no rank
+    needs its initial state.
     """
     if terms.checkpoints[step]:
         return ()

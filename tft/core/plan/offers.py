@@ -26,13 +26,15 @@ class Offer:
     why_not: str | None
     """A sentence that says why the strategy is not possible. None: the strategy is possible."""
     why: str = ""
-    """A sentence that says what the strategy would do."""
+    """A sentence that says what the strategy would do. Empty: the strategy is not possible."""
     step: int | None = None
-    """The step from whose end all members would continue."""
+    """The step from whose end all members would continue or, for `dump`, whose state would be
+    saved. None: there is no such step, or the step is not known in advance."""
     leaving: tuple[int, ...] = ()
     """For `scale_in` (the job continues with fewer ranks): the ranks that would leave the job."""
     joining: tuple[int, ...] = ()
-    """For `scale_out` (the job continues with more ranks): the ranks that would come back to it."""
+    """For `scale_out` (the job continues with more ranks): the ranks that would come back to the
+    job."""
     replace: tuple[int, ...] = ()
     """For `recover` and `migrate`: the ranks whose process is alive, but would be replaced by
     another process."""
@@ -78,7 +80,7 @@ def _why_not(
         if standing.alive and rank in members and strategy not in standing.strategies
     ]
     if unable:
-        return f"the adaptor of ranks {listed(unable)} cannot take part"
+        return f"the adaptor of ranks {listed(unable)} does not support the strategy {strategy}"
     return (terms.forced or None) if strategy != "dump" else None
 
 
@@ -124,8 +126,9 @@ class _Case:
 
     def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
         """
-        Return the offer for a strategy. If `_why_not` returns a reason against the strategy, the
-        offer carries that reason. Otherwise `judge`, the method of the strategy, makes the offer.
+        Return the offer for a strategy. If the function `_why_not` returns a reason against the
+        strategy, the offer carries that reason. Otherwise the function `judge`, which is the method
+        for this strategy, makes the offer.
         """
         why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
@@ -177,7 +180,7 @@ class _Case:
             return self._in_place("recover", why)
         faulty = sorted(self.terms.faulty & self.members)
         if not faulty:
-            why_not = "no rank can be named whose process should be replaced"
+            why_not = "no rank is known to be at fault, so no process can be replaced"
             return Offer(strategy="recover", why_not=why_not)
         why = f"ranks {listed(faulty)} get another process, although their processes are alive"
         return self._in_place("recover", why, going=tuple(faulty))
@@ -199,7 +202,7 @@ class _Case:
                 why_not = f"shard {shard!r} is held only by ranks that leave"
                 return Offer(strategy="scale_in", why_not=why_not)
         for rank in sorted(self.terms.strangers):
-            why_not = f"rank {rank} has never reported what it holds"
+            why_not = f"rank {rank} has never reported which shards it holds"
             return Offer(strategy="scale_in", why_not=why_not)
         why = f"ranks {listed(sorted(leaving))} leave, {len(staying)} go on"
         left = tuple(sorted(leaving))
@@ -246,7 +249,8 @@ class _Case:
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
         # no step is complete in memory, so `step` is that of a checkpoint, or 0 for the initial
-        # states. If it is 0, a member that no longer has its initial state needs another process
+        # states. If `step` is 0, a member that no longer has its initial state needs another
+        # process
         if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)

@@ -21,19 +21,20 @@ class Plan:
     """The name under which a recovery plugin has advised the strategy. Without such advice, the
     name is that of `strategy`."""
     why: str = ""
-    """A sentence that says what the strategy does."""
+    """A sentence that says what the strategy does, for the log and the report."""
     step: int | None = None
     """The step from whose end all members continue. None: the step of a checkpoint that the ranks
     find themselves."""
     leaving: tuple[int, ...] = ()
-    """The ranks that leave the job."""
+    """The ranks that leave the job (strategy `scale_in`)."""
     joining: tuple[int, ...] = ()
-    """The ranks that come back to the job."""
+    """The ranks that come back to the job (strategy `scale_out`)."""
     replaced: tuple[int, ...] = ()
     """The ranks whose living process is replaced by another process."""
     repair: Repair | None = None
-    """How every member gets its state. None until all members can receive orders, because only then
-    the addresses of new processes are known, and what state these processes hold."""
+    """How every member gets its state. None: not planned yet, because not all members can receive
+    orders. Only then the addresses of new processes are known, and the states that these processes
+    hold."""
 
     @classmethod
     def of(cls, offer: Offer, name: str) -> "Plan":

@@ -1,6 +1,6 @@
 """
-Find how every member gets the state of one step: which ranks restore their own copy, which ranks
-fetch which shards from which ranks, or which checkpoint all members load.
+Find out how every member gets the state of one step: which ranks restore their own copy, and which
+ranks fetch which shards from which other ranks. Or all members load a checkpoint.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,8 @@ transfer faster, and each source makes the message with the order longer."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
     """
-    How every member gets the state of one step.
+    The way in which every member (rank that takes part in the job) gets the state of one step: by
+    restoring a copy, by fetching shards from other ranks, or from a checkpoint.
     """
 
     step: int | None
@@ -37,7 +38,8 @@ class Repair:
     restore: tuple[int, ...] = ()
     """The ranks that restore an earlier copy from their own memory."""
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
-    """By rank: the shards that this rank fetches, each with the ranks to fetch it from."""
+    """By rank: the shards that this rank fetches. Each shard comes with the ranks from which it can
+    be fetched."""
     load: str = ""
     """The directory of the checkpoint that all members load. Empty: no checkpoint is loaded."""
 

@@ -19,14 +19,14 @@ class SavePlan:
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write a part of the checkpoint. The first of them also writes the rank-local
-    state of lost ranks, as far as it is known."""
+    """The ranks that write a part of the checkpoint. The first rank in the list also writes the
+    rank-local state of lost ranks, as far as that state is known."""
     with_local_state: frozenset[int] = frozenset()
     """The writers that write their own rank-local state. All other writers write shards, but not
     their own rank-local state."""
     restoring: tuple[int, ...] = ()
-    """The writers that first restore an earlier copy, that of the state of `step`, from their
-    memory. They train with the state of another step, or with a wrong state."""
+    """The writers that first restore their earlier copy of the state of `step` from memory. These
+    ranks train with the state of another step, or with a wrong state."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By writer: the shards that this rank writes. Each shard of the job has one such writer."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -75,8 +75,8 @@ def savers(
 ) -> dict[int, tuple[str, ...]]:
     """
     Assign each shard to exactly one rank, which has the shard as it was at the end of `step` and
-    will write it. Without `spread`, this is the first such rank in the shard group. With `spread`,
-    it is a rank on the node that has the fewest shards to write so far.
+    will write it. Without `spread`, this is the first such rank among the holders of the shard.
+    With `spread`, it is a rank on the node that has the fewest shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
@@ -102,8 +102,8 @@ def copiers(
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
     Return, for each rank that trains with the state of `step`, the shards of which this rank can
-    write a further copy. These are the shards that the rank holds and that `savers`, the assignment
-    of one writer to each shard, does not assign to this rank.
+    write a further copy. These are the shards that the rank holds, apart from those that `savers`
+    assigns to the rank. `savers` assigns one writer to each shard.
     """
     return {
         rank: tuple(

@@ -20,8 +20,8 @@ class Standing:
     address: str = ""
     """The address from which the shards of the rank can be fetched."""
     alive: bool = True
-    """True if the rank can receive orders. The planner treats a rank that cannot receive orders as
-    if it held no state."""
+    """True if the rank can receive orders. For the planner, a rank that cannot receive orders holds
+    no state."""
     coming: bool = False
     """True if the rank cannot receive orders yet, because its process is starting."""
     held: int | None = None
@@ -34,21 +34,22 @@ class Standing:
     in the tail of step `held`. The copies of these shards with which this rank trains do not
     count."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """By shard: the last step whose copy on this rank may be used. Copies of later steps differ
-    from those of another rank, and the copies of the other rank are used instead."""
+    """By shard: the last step whose copy on this rank may be used. The copies that this rank has of
+    later steps differ from the copies of another rank, which are used instead."""
     tail: bool = False
     """True if the rank left its loop in the tail of step `held`, so a part of the code after the
     update may not have run for this step."""
     backups: tuple[int, ...] = ()
     """The earlier steps of which the rank keeps a sound copy in memory."""
     unplaceable: str = ""
-    """Why no new process can be started for the rank, as a sentence. Empty: one can be started."""
+    """A sentence that says why no new process can be started for the rank. Empty: a process can be
+    started."""
     strategies: frozenset[str] = frozenset()
     """The strategies (`retry`, `recover`, …) that the adaptor of the rank supports."""
 
     def copies(self, ceiling: int | None) -> frozenset[int]:
         """
-        Return the steps of which this rank can provide its complete state. Steps later than
+        Return the steps of which this rank can provide the complete state. Steps later than
         `ceiling` are left out; None means that there is no limit.
         """
         if not self.alive:
@@ -95,7 +96,7 @@ class Terms:
     trained: bool = True
     """True if some step may have been trained, so that there is something to save."""
     faulty: frozenset[int] = frozenset()
-    """The ranks that the faults of the incident name as their cause."""
+    """The ranks that are at fault according to the faults of the incident."""
     replaced: frozenset[int] = frozenset()
     """The ranks that have lost their process in this incident. A rank stays in this set when it
     gets another process."""
@@ -108,8 +109,8 @@ class Terms:
     """Why the job must end, so that only the strategies `dump` (save and end) and `exit` (end) are
     possible. Empty: every strategy may be chosen."""
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """By rank that has lost its own rank-local state of some steps, for example with its node: the
-    steps of which this state is still known."""
+    """By rank that has lost its rank-local state of some steps, for example with its node: the
+    steps whose rank-local state is still known."""
     excluded: frozenset[int] = frozenset()
     """The ranks that are ready to come back to the job, but whose adaptor cannot compute their
     rank-local state for the step at which the other ranks are."""

@@ -1,7 +1,7 @@
 """
 Define the topology of a job: which ranks hold which shard of the state, on which nodes the ranks
 run, and which ranks can leave the job only together. This module does not know data, tensor or
-pipeline parallelism. It uses only the groups of ranks that the ranks themselves report.
+pipeline parallelism. It knows only the groups of ranks that the ranks themselves report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +20,16 @@ class Topology:
     """By shard: the ranks that hold a copy of the shard, in a fixed order. A rank may hold any
     number of shards, and a group of holders may have any size."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By rank: the ranks of its model replica (the ranks that hold the whole model together), which
-    can leave the job and come back only together. A rank without an entry can leave alone."""
+    """By rank: the ranks of the model replica to which this rank belongs. These ranks hold the
+    whole model together, and can leave the job and come back only together. A rank without an entry
+    can leave alone."""
     nodes: Mapping[int, int] = field(default_factory=dict)
     """By rank: the node on which the rank runs."""
 
     def columns_of(self, ranks: Iterable[int]) -> frozenset[int]:
         """
-        Return these ranks and all ranks that must leave the job together with them, because they
-        belong to the same model replicas.
+        Return `ranks` and all ranks that belong to the same model replicas, because all ranks of a
+        model replica must leave the job together.
         """
         return frozenset(peer for rank in ranks for peer in self.columns.get(rank) or (rank,))
 
@@ -43,10 +44,11 @@ class Replicas:
     groups: Mapping[str, tuple[int, ...]]
     """By shard with several holders: the members that hold the shard."""
     names: Mapping[int, Sequence[str]]
-    """By member: the names of all its shards. The index of a name in this sequence is the number of
-    the shard in the digests that the member sends (`SliceDigest.shard`)."""
+    """By member: the names of all shards of the member. The index of a name in this sequence is the
+    number of the shard in the digests that the member sends (`SliceDigest.shard`)."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By member: the ranks of its model replica (see `Topology.columns`)."""
+    """By member: the ranks of the model replica to which the member belongs (see
+    `Topology.columns`)."""
 
 
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:

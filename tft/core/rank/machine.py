@@ -1,5 +1,5 @@
 """
-Own the rank machine: it decides what the process of one rank does with the orders that it receives.
+The rank machine: it decides what the process of one rank does with the orders that it receives.
 The machine is pure: it reads no clock and does no I/O.
 
 The control thread of the process runs this machine. The training thread is either in the user's
@@ -42,9 +42,9 @@ from tft.core.rank.transitions import REACTIONS, Reaction, Stage
 from tft.protocol.messages import Answered, Hold, OrderName, Stop
 
 AGAIN = 0.05
-"""The time in seconds between two aborts of what the training thread does. Aborts are repeated,
-because an abort interrupts nothing if it comes just before the thread enters a collective or begins
-to form a process group."""
+"""The time in seconds between two attempts to interrupt the training thread. The attempts are
+repeated, because an abort interrupts nothing if it comes just before the thread enters a collective
+or begins to form a process group."""
 
 
 @dataclass(slots=True)
@@ -61,9 +61,9 @@ class RankMachine:
     """The incident and the round of the newest order that was received. Orders of an earlier
     incident or round are ignored."""
     inside: bool = False
-    """True if the training thread is in the loop or on its way into the loop."""
+    """True if the training thread is in the user's training loop, or on its way into the loop."""
     doing: OrderName | None = None
-    """The order that the training thread is carrying out. None: it carries out no order."""
+    """The order that the training thread is carrying out. None: the thread carries out no order."""
     standing: bool = False
     """True if the training thread stands still in the loop because of a `Hold` order."""
     _hold: Hold | None = None
@@ -81,7 +81,8 @@ class RankMachine:
     @property
     def stage(self) -> Stage:
         """
-        Where the training thread is, and whether it carries out an order.
+        The stage of the training thread: whether it is in the training loop, and whether it carries
+        out an order.
         """
         checks = self.doing == "check"
         if self.inside:
@@ -134,7 +135,8 @@ class RankMachine:
 
     def next_deadline(self) -> float | None:
         """
-        Return the time at which the machine needs the event `Woken`, or None if it needs none.
+        Return the time at which the rank machine must get the event `Woken`, or None if no time is
+        set.
         """
         return self._wake
 
@@ -230,7 +232,7 @@ class RankMachine:
         self._hold = None
         self.standing = self.inside
         failure = None if reached else (
-            f"it has left the loop at step {event.position.step}, before the end of {hold.step}"
+            f"it has left the loop after step {event.position.step}, before step {hold.step} ended"
         )  # fmt: skip
         answer = self._answer(
             "hold",
@@ -305,8 +307,8 @@ class RankMachine:
     def _errand(self) -> list[RankCommand]:
         """
         Return the command for the next order if the training thread can carry out this order while
-        it stands still in the loop. Only the order for a check can be carried out there. For other
-        orders return no command.
+        the thread stands still in the loop. Only a check of links and devices can be carried out
+        there. For other orders return no command.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -345,7 +347,7 @@ class RankMachine:
 
     def _free(self) -> list[RankCommand]:
         """
-        Record that the training thread carries out no order now. Return the command for its next
+        Record that the training thread carries out no order now. Return the command for the next
         order.
         """
         self.doing = None
@@ -355,7 +357,7 @@ class RankMachine:
             self._wake = None
         return self._next()
 
-    # Any: the fields of an answer have different types
+    # `Any`, because the fields of an answer have different types
     def _answer(self, name: OrderName, **facts: Any) -> Answer:
         answer = Answered(
             rank=self.rank,

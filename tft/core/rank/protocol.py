@@ -46,8 +46,8 @@ class Locked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """
-    The position of the training thread. `still` says whether the thread stands still there, which
-    means that it waits before an update window and all its all-reduces of the step are complete.
+    The position of the training thread. `still` is True if the thread stands still at this
+    position: it waits before an update window, and all its all-reduces of the step are complete.
     """
 
     at: float
@@ -73,8 +73,9 @@ class Unlocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """
-    The command `LeaveAfter` was passed to the training thread, which will leave the loop when it
-    has finished the step of that command. The event carries the present position of the thread.
+    The command `LeaveAfter` was passed to the training thread, which will leave the training loop
+    at the end of the step that the command names. The event carries the present position of the
+    thread.
     """
 
     at: float
@@ -181,7 +182,7 @@ class LeaveAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """
-    Interrupt the training thread if it is in a call that may hang, such as a collective.
+    Interrupt the training thread if the thread is in a call that may hang, such as a collective.
     """
 
 
@@ -198,14 +199,15 @@ class Execute:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
     """
-    Take back the order that was passed to the training thread, if the thread has not begun it.
+    Take back the order that was passed to the training thread, if the thread has not begun the
+    order.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    Send this answer to the controller.
+    Send the answer to an order to the controller.
     """
 
     answer: Answered

@@ -13,7 +13,8 @@ from tft.protocol.messages import OrderName
 
 class Stage(StrEnum):
     """
-    Where the training thread of a rank is, and whether it carries out an order.
+    The stages of the training thread of a rank: whether it is in the training loop, and whether it
+    carries out an order.
     """
 
     IDLE = "idle"
@@ -32,7 +33,7 @@ class Stage(StrEnum):
 
 S = Stage
 INSIDE = frozenset({S.LOOP, S.HELD, S.CHECKING_HELD})
-"""The stages in which the training thread is in the loop."""
+"""The stages in which the training thread is in the user's training loop."""
 
 TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.IDLE: frozenset({S.BUSY, S.CHECKING, S.LOOP}),
@@ -42,8 +43,8 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.HELD: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.CHECKING_HELD}),
     S.CHECKING_HELD: frozenset({S.HELD, S.LOOP, S.CHECKING}),
 }
-"""By stage: the stages that may follow it. A stage in which an order is carried out may follow
-itself, because the next order may begin at once."""
+"""By stage of the training thread: the stages that may follow. A stage in which an order is carried
+out may follow itself, because the next order may begin at once."""
 
 
 class Reaction(StrEnum):
@@ -62,11 +63,11 @@ class Reaction(StrEnum):
     """The training thread, which is out of the loop, drops the broken process groups as soon as it
     carries out no other order."""
     LEAVE = "leave"
-    """The training thread leaves the loop at the end of the step that the order names. If the
-    thread takes longer than the grace time of the order, it is interrupted."""
+    """The training thread leaves the loop at the end of the step that the order names. If this
+    takes longer than the grace time of the order, the thread is interrupted."""
     GRACE = "grace"
-    """A `Stop` order has come while a check runs outside the loop. The check is interrupted if it
-    takes longer than the grace time of the order."""
+    """A `Stop` order has come while a check of links and devices runs outside the loop. The check
+    is interrupted if it takes longer than the grace time of the order."""
     ABORT = "abort"
     """The training thread is interrupted at once, because the job is over for this rank. The order
     is carried out when the thread is out of the loop."""
