@@ -49,6 +49,7 @@ class Keys:
     public: bytes
     """The public key of the job, which all processes of the job share."""
     secret: bytes = field(repr=False)
+    """The secret key of the job."""
     broker_secret: bytes = field(default=b"", repr=False)
     """The secret key of the broker. Empty in every process except the broker (see `read_keys`)."""
 
@@ -91,7 +92,8 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        # the rename fails if another process with the same secret has just made the directory
+        # the rename fails if another process has just made the directory: use that directory, and
+        # remove the directory of this process
         except OSError:
             shutil.rmtree(mine)
     _check_directory(directory)

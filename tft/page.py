@@ -41,7 +41,7 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 # the indexes of the fields at the beginning of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
-# the index of the word that holds the incarnation whose script has ended, plus 1
+# the index of the word that holds 0, or 1 plus the number of the incarnation whose script has ended
 _SCRIPT_ENDED = 16
 # the ring buffer of slice digests on the page: the index of its first word, the number of its
 # entries, and the number of words in an entry
@@ -109,8 +109,8 @@ class Page:
     @classmethod
     def create(cls) -> "Page":
         """
-        Create a page for a new rank: step 0, outside an update window and outside `train`, without
-        captures.
+        Create a page for a new rank: step 0, outside an update window and outside the user's
+        function `train`, without captures.
         """
         fd = os.memfd_create("tft-page")
         os.ftruncate(fd, _SIZE)  # the file is sparse: memory is used only when a capture is written
@@ -176,9 +176,9 @@ class Page:
 
     def train(self, inside: bool, stamp: float) -> None:
         """
-        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds). A
-        `stamp` in the future announces that the training thread will show no progress before that
-        time.
+        Write that the training thread has entered (`inside`) or left the user's function `train`,
+        at the time `stamp` (CLOCK_MONOTONIC, seconds). A `stamp` in the future announces that the
+        training thread will show no progress before that time.
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
@@ -272,8 +272,8 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
-        # the tag of the capture is the seed of the digest: so the header of one step never matches
-        # content of another step
+        # the tag of the capture (2 * step, plus 1 for a closed window) is the seed of the digest:
+        # so the header of a capture never matches the content of another step
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
@@ -287,7 +287,7 @@ class Page:
         """
         words, number = self._words, self._words[_POSTED]
         start = RING + number % _ENTRIES * ENTRY_WORDS
-        words[start + _STAMP] = 0  # readers skip this entry while it is being written
+        words[start + _STAMP] = 0  # the stamp 0 makes readers skip the entry while it is written
         words[start + _ATTEMPT] = _joined(digest.incident, digest.round)
         words[start + _STEP] = digest.step
         words[start + _SLICE] = _joined(digest.number + 1, digest.of)
@@ -314,13 +314,13 @@ class Page:
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
                 header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-                # a length over the limit makes the capture invalid: readers skip it
+                # a length over the limit makes the capture invalid: readers skip such a capture
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
-        # write the attempt after the captures were invalidated: a reader that has seen captures of
-        # later steps then still finds the earlier attempt, and does not take these captures for
-        # captures of the new attempt
+        # write the attempt (incident and round) after the captures were invalidated: so a reader
+        # that has seen captures of later steps still finds the earlier attempt, and does not take
+        # these captures for captures of the new attempt
         self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
@@ -360,7 +360,7 @@ class Page:
 
     def training(self) -> bool:
         """
-        Return whether the training thread is inside the user's `train`.
+        Return whether the training thread is inside the user's function `train`.
         """
         return bool(self._words[_TRAINING])
 

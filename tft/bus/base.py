@@ -24,6 +24,7 @@ from tft.protocol import codec, topics
 from tft.protocol.messages import Envelope, Message
 
 _PRESENCE = topics.presence("")
+"""The bytes with which every presence topic begins (see `Bus.listened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +166,12 @@ class Participant:
 
     def close(self) -> None:
         """
-        Mark the transport as closed. Messages that are published after this call are dropped.
+        Record that the transport is closed. Messages that are published after this call are
+        dropped.
         """
         self._open = False
 
-    # ------------------------------------------------------------ calls of the transport
+    # ------------------------------------------------------------ methods that the transport calls
 
     def frame(self, topic: bytes, frame: bytes) -> None:
         """
@@ -221,8 +223,8 @@ class Participant:
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # remove the topic, or the dict would grow without limit: every process that connects
-            # has a presence topic of its own
+            # every process that connects has a presence topic of its own: if ended topics were not
+            # removed, the dict `_listened` would grow without limit
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))

@@ -22,8 +22,8 @@ def check_free(host: str, port: int) -> None:
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # with this option, a port whose old connections are in TIME_WAIT counts as free; the
-            # sockets of the broker have the option too
+            # with the option SO_REUSEADDR, a port whose old connections are in TIME_WAIT counts as
+            # free. The sockets of the broker have the option too, so the broker can use such a port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))
@@ -67,8 +67,9 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     encrypted or the network is trusted.
 
     Raises `UsageError` in three cases. First: `address` cannot be resolved. Second: `address` is
-    no loopback address or `localhost`, but resolves to a loopback address, which other machines
-    cannot use. Third: the result is no loopback address although `trusted` is False.
+    neither a loopback address nor `localhost`, but resolves to a loopback address, which other
+    machines cannot use. Third: `address` resolves to an address that is no loopback address,
+    although `trusted` is False.
     """
     try:
         host = socket.gethostbyname(address)
@@ -111,7 +112,8 @@ def own_address(host: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # a UDP connect sends nothing; it only makes the kernel choose the route
+            # `connect` on a UDP socket sends nothing: it only makes the kernel choose the route to
+            # `host`, and with it this machine's own address
             probe.connect((host, 9))
         except OSError as error:
             raise UsageError(
