@@ -23,11 +23,12 @@ FRAME_LIMIT = 64 * 2**20
 """
 The maximum size in bytes of a frame, which is one encoded message. The largest message is `Save`,
 the order to write a last checkpoint. It carries the rank-local state of ranks that cannot write
-their own: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of models
-is never sent in a frame.
+their own state: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of
+models is never sent in a frame.
 """
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
+"""By name of a message's class (the field `kind` of a frame): the class."""
 
 
 class _Wire(
@@ -173,7 +174,7 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: a value nested like `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: lists and dicts as in `came`
     """
     Return a text about an error in received fields that msgspec does not detect, or None if there
     is no such error.

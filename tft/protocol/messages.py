@@ -75,8 +75,7 @@ class ShardCopies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
     """
-    One file of a last checkpoint (the checkpoint that survivors write before a job ends), as
-    described by the rank that wrote the file.
+    One file of a checkpoint, as described by the rank that wrote the file.
     """
 
     name: str
@@ -181,8 +180,8 @@ class Faulted:
     """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
     state of `position.step` is used."""
     not_after: int | None = None
-    """The last step whose copies are not affected, if the error happened earlier than the rank has
-    noticed it. Copies of later steps are not used. None: the error is not known to be older."""
+    """The last step whose copies are not affected, if the error began before the rank noticed it.
+    Copies of later steps are not used. None: the error is not known to have begun earlier."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
@@ -228,8 +227,8 @@ class Answered:
     """For `stop`: the line of the script (FILE:LINE) at which the training thread left the loop, if
     it left the loop in the tail of step `held`. Empty: it did not leave the loop in a tail."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: by rank that was asked for a shard but did not deliver it as needed: what went
-    wrong. This rank has fetched the shard from other ranks."""
+    """For `fetch`: the ranks that did not deliver a shard as needed, each with a text that says
+    what went wrong. The rank that answers has fetched the shard from other ranks."""
     inexact: tuple[str, ...] = ()
     """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
     such as code in the tail that draws random numbers."""
@@ -750,8 +749,8 @@ class LocalStatesKept:
 # `round` (the attempt within the incident) a rank recognizes an order that arrives too late. `to`
 # lists the ranks that carry out the order. `incarnations` says, by rank, which process of the rank
 # carries out the order; a rank without an entry has its first process (incarnation 0). A process
-# with another incarnation ignores the order: it was given up but still runs, or it is a successor
-# that will take the rank over later.
+# with another incarnation ignores the order. Such a process was given up but still runs, or is a
+# successor that will take the rank over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -953,7 +952,8 @@ class Rollback:
     """The number of batches of training data to draw and drop after the rollback."""
     local_state: dict[int, str] = field(default_factory=dict)
     """By rank: the rank-local state (hexadecimal) that the rank's lost process had captured. The
-    new process uses it if it does not find the captured state in the shared memory of its node."""
+    new process of the rank uses this state if the shared memory of its node does not contain the
+    captured state."""
     derive: tuple[int, ...] = ()
     """The ranks that must compute their rank-local state from the step number, because they have
     not trained lately or their captured state is lost."""

@@ -1,5 +1,5 @@
 """
-Replay a story: give the recorded events of a run to the job machine of this version, and compare
+Replays stories: gives the recorded events of a run to the job machine of this version, and compares
 the commands that the machine returns with the recorded commands. The job machine is the state
 machine that makes the decisions of the controller.
 

@@ -288,7 +288,7 @@ def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], i
                 lost += jumped if jumped > 0 else unread
         except (StoryCorrupt, UsageError):
             # the damage may have overwritten line ends, so the unreadable `text` may have been
-            # several lines: count as many lines as it can have held
+            # several lines: count the highest number of lines that fit into its length
             unread += 1 + len(text) // _SHORTEST
             continue
         last, unread = line.n, 0

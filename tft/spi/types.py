@@ -232,8 +232,8 @@ class Numbers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job. An adaptor returns it if the kind of fault alone does not
-    say enough.
+    What an exception means for the job. An adaptor returns a `Diagnosis` if the kind of fault alone
+    does not say enough.
     """
 
     kind: FaultKind
@@ -336,7 +336,7 @@ class IncidentView:
     """All ranks of the job, sorted by rank number, including ranks that have left the job."""
     until: float
     """The time (CLOCK_MONOTONIC on the controller's machine, seconds) until which the controller
-    waits for advice. Then it chooses a strategy without advice."""
+    waits for advice. Then the controller chooses a strategy without advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ _ODD = "its description of the shard differs from that of the other sources"
 
 class ChunkScheduler:
     """
-    The shared state of one fetch. Every method may be called on any thread.
+    The state of one fetch that its threads share: the offers and failures of the sources, and the
+    chunks that are still missing. Every method may be called on any thread.
 
     `close` wakes the threads that wait in a method. After `close`, no chunk is assigned to a
     source.

@@ -133,7 +133,7 @@ class ShardServer:
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        # shut the listening socket down before it is closed: closing alone would not wake the
+        # shut the listening socket down before it is closed: `close` alone would not wake the
         # thread that waits in `accept`
         _end(self._listener)
         self._accepting.join()
@@ -149,8 +149,8 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                # the thread of the connection does the TLS handshake, so a slow client does not
-                # block others
+                # do no TLS handshake here: the thread of the connection does it later, so a slow
+                # client does not block other clients
                 if self.tls is not None:
                     connection = self.tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
@@ -199,8 +199,8 @@ class ShardServer:
         except TimeoutError:
             log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
         except (EOFError, OSError):
-            # not logged: a client closes the connection when it is done, or when it has failed, and
-            # then logs the reason itself
+            # log nothing: a client closes the connection when it has the shard, or when it has
+            # failed, and a client that has failed logs the reason itself
             pass
         finally:
             connection.close()
@@ -312,7 +312,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # shutdown raises it if the connection has ended already
+    with suppress(OSError):  # `shutdown` raises OSError if the connection has ended already
         # do not call SSLSocket.shutdown: it drops the TLS state, and the thread of the connection
         # would then read raw bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

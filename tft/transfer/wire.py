@@ -359,5 +359,5 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
 
 def _digest(chunk: Request, key: bytes) -> xxhash.xxh3_128:
     # The digest includes the fingerprint of the offer and the range of the chunk. So the bytes of
-    # another chunk, or of a shard with another offer, do not match it.
+    # another chunk, or of a shard with another offer, do not match the digest.
     return xxhash.xxh3_128(key + _RANGE.pack(chunk.offset, chunk.length))

@@ -248,7 +248,9 @@ def _guilty(
     if difference is not None:
         done = [kill for kill in done if kill.step <= difference.step]
     if not done and difference is None and kills:
-        return kills[0]  # the job has failed before any kill was carried out
+        # the job has failed before any kill was carried out: blame the first planned kill, so that
+        # the failure is reported for its phase
+        return kills[0]
     return max(done, key=lambda kill: kill.step, default=None)
 
 
