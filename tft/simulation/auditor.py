@@ -124,7 +124,9 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # the strategies that were offered may be impossible now
+                # forget the strategies that the machine has offered to the recovery plugins: after
+                # this report the offered strategies may be impossible
+                self._consult = None
             if not (isinstance(message, Answered) and self._is_impostor(machine, event)):
                 self._ledger.hears(machine, message)
             self._copies.hears(message)
@@ -188,8 +190,8 @@ class Auditor:
             case Advised():
                 self._followed(machine, event.message)
             case Answered(order="load", failure=str()):
-                # Only a rank's own part of the checkpoint holds its rank-local state. If a rank
-                # cannot read its part, no other rank can supply this state.
+                # Count the failed `load` orders, because the job may end after the second failure:
+                # no other rank can supply the rank-local state that a rank could not read.
                 self._unread += 1
                 if self._unread > 1:
                     self._chances.may_end("a checkpoint could not be read twice")
@@ -393,7 +395,8 @@ class Auditor:
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         found = self._slices.found
         if found is not None and step >= 0:
-            saves = isinstance(order, Save)  # a save order can write only what is in memory
+            # a save order can write only state that is in memory, so checkpoints do not count then
+            saves = isinstance(order, Save)
             earlier = self._chances.earlier(machine, found.sound, held=saves)
             self._slices.goes_back(machine, step, earlier)
 

@@ -35,6 +35,7 @@ certainly taken over."""
 RESTART = 0.3
 """The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
+"""The phases in which a training thread is in its training loop."""
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
@@ -261,8 +262,8 @@ class Harm:
 
     def _lost(self, mishap: Mishap, node: NodePart) -> Done:
         stage = self._stage
-        # `seen`: somebody reports the lost node. If an agent ends before its first report, the
-        # program that has started this agent notices the end.
+        # `seen` is True if the launcher reports that the node is lost. The launcher always reports
+        # the end of an agent that has not sent its first report yet.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:

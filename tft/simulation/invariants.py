@@ -98,7 +98,7 @@ class Invariants:
             case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
             case Regroup(step=0):
-                step = None  # the order does not name the step yet
+                step = None  # 0 means that the ranks will find the step in a checkpoint
             case Regroup() | Resume():
                 step = order.step - 1
             case _:
@@ -134,7 +134,7 @@ class Invariants:
                 self._left[rank] = min(order.step, self._left.get(rank, order.step))
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.pollution.step is not None and order.step < self._stage.pollution.step:
-                # all ranks have gone back to a step before the polluted update
+                # all ranks go back to a step before the polluted update, which undoes the update
                 self._stage.pollution.step = None
         if isinstance(order, Resume):
             self._left.pop(process.rank, None)
@@ -241,7 +241,7 @@ class Invariants:
         late; the controller has to notice that.
         """
         if process.group is None or process.collectives.cut:
-            return  # the rank has left its group: a later round has begun
+            return  # ignore a rank that has left its process group: a later round has begun
         self._found[order.incident, order.round].add(step)
 
     def lost_told(self, incident: Incident) -> None:
@@ -331,8 +331,8 @@ class Invariants:
         wanted: dict[str, Written] = {
             name: self._stage.truth.value(order.step, name) for name in schedule.groups()
         }
-        # The rank-local state of a rank exists only once. It cannot be saved after it is lost with
-        # its node.
+        # Only one page holds the rank-local state of a rank. So expect this state only for ranks
+        # whose state was not lost with a node (see `_remembered`).
         right = self._stage.truth.data(order.step)
         wanted |= {f"local-state-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
@@ -345,7 +345,8 @@ class Invariants:
                     "checkpoints are complete",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
-        for file in order.files:  # only these files count, not those of earlier attempts
+        # check only the files of this order: `parts` may also hold files of earlier attempts
+        for file in order.files:
             if str(parts.get(file.name)) != file.digest:
                 raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
 

@@ -42,11 +42,12 @@ NEWS = 0.03
 """The time in seconds in which reports are collected before they are acknowledged together.
 Deadlines are checked at the same interval."""
 FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
-"""The shortest and the longest interval between repetitions of orders, in seconds. See
-`mail.py`."""
+"""The shortest and the longest interval between repetitions of orders, in seconds. Growing intervals
+make the simulation faster."""
 PATIENCE = 2.5
 """Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
-number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
+number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so that not all standbys claim the epoch at once.
+"""
 
 
 def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
@@ -196,7 +197,7 @@ class Leader:
         if self._stage.story.append(event, self.epoch):
             self._judge(event)
         else:
-            self.die()  # another controller has taken over
+            self.die()  # the story refuses the event: another controller has claimed a newer epoch
 
     def _judge(self, event: Event) -> None:
         stage, machine = self._stage, self.machine

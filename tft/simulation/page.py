@@ -67,7 +67,8 @@ class Page:
             self._put(self._closed, step, data)
             if late:
                 self._ring()
-        elif (step, data) not in self._open:  # else the forward pass has captured it
+        # store the position only once: the forward pass may have captured it already
+        elif (step, data) not in self._open:
             self._put(self._open, step, data)
             self._ring()
 

@@ -45,6 +45,7 @@ class Outcome:
     broken: str
     """The name of the invariant that was broken. Empty if all invariants held."""
     how: str
+    """A text that says how the invariant was broken. Empty if all invariants held."""
     faults: int
     """The number of mishaps that happened and were faults."""
     seconds: float
