@@ -295,7 +295,7 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    # the record is gone: another rank has claimed the parts, and commits the checkpoint
+    # the record of rank 0 is gone: another rank has claimed the parts, and commits the checkpoint
     except FileNotFoundError:
         return None
     parts[0] = directory / _CLAIMED

@@ -236,9 +236,9 @@ class Page:
         Record that an update window opens. Count the window as unprotected if no other node has a
         usable capture of the step at this moment.
 
-        Return True if the other node can use the capture of the step only when it knows that this
-        window has opened. The agent must then send the captures to the other node once more, after
-        `move` was called.
+        Return True if the other node can use the capture of the step only when that node knows that
+        this window has opened. The agent must then send the captures to the other node once more,
+        after `move` was called.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY

@@ -236,7 +236,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # the controller may blame another rank or none for such a fault
+            return  # the controller may blame another rank, or no rank, for a fault of these kinds
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
@@ -524,7 +524,8 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
-            or order.node in self._slices.left  # the node may be given up after this order
+            # on this node, copies of a rank were wrong twice, so the controller may give the node up
+            or order.node in self._slices.left
             or (whole_nodes and order.node in ledger.hurt)
         ):
             return

@@ -63,9 +63,9 @@ class Chances:
 
     def earlier(self, machine: Machine, ceiling: int, *, held: bool) -> int | None:
         """
-        Return a step up to `ceiling` that all ranks could go back to, with the copies that ranks
-        hold or, unless `held` is True, with a checkpoint. Return None when such a step is not
-        known.
+        Return the newest step up to `ceiling` that all ranks could go back to. The ranks could use
+        the copies that they hold or, if `held` is False, a checkpoint. Return None when no such
+        step is known.
         """
         if self._stage.schedule.policy.advised or self._stage.disk.unreadable:
             return None

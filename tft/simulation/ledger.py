@@ -150,9 +150,9 @@ class Ledger:
     which it was sent, and the moment."""
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
     """By order and rank: the last answer without a failure, or with a failure that the job excuses.
-    Answers of an earlier round or of
-    another incarnation are not recorded."""
+    Answers of an earlier round or of another incarnation are not recorded."""
     told: dict[int, ReportedSteps] = field(default_factory=dict)
+    """By rank: the steps of which the rank holds the state, as its process has reported last."""
     agents: dict[int, int] = field(default_factory=dict)
     """By node: the process id of the agent that reported last."""
     processes: ProcessBook = field(default_factory=ProcessBook)
@@ -171,6 +171,8 @@ class Ledger:
     when the order `rebuild` is sent, because then all have done so."""
     kept: "KeptBook" = field(default_factory=lambda: KeptBook())
     checkpoints: dict[int, str] = field(default_factory=dict)
+    """By step: the directory of a complete checkpoint. The directory is empty for the checkpoint
+    from which the job was started."""
 
     # ---------------------------------------------------------------- reports of ranks
 
@@ -239,7 +241,7 @@ class Ledger:
         if answer.incarnation != machine.incarnation(answer.rank):
             return
         if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
-            return  # the answer is a repetition
+            return  # the answer was recorded already, and has only arrived once more
         self.told[answer.rank] = ReportedSteps(answer.incarnation, answer.held, answer.backups)
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer

@@ -208,7 +208,7 @@ class Mail:
 
     def _again(self, due: float) -> None:
         if due != self._due:
-            return  # `_wait` has requested another call since this call was requested
+            return  # the method `_wait` has requested a later call, which will send the reports
         pending = () if self.closed else self._outbox.pending()
         for number, report in pending:
             self._send(number, report)

@@ -37,6 +37,7 @@ OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
 A step takes about as long."""
 KILLED = -9
+"""The exit code of a process that SIGKILL has ended."""
 
 
 @dataclass(slots=True)
@@ -344,7 +345,7 @@ class Node:
             self._ours.strangers.remove(process)
         rank_state = self._ours.rank_states.get(process.rank)
         if self.alive and rank_state is not None and rank_state.process is process:
-            self.say_status()  # send the last digests of the process before it is forgotten
+            self.say_status()  # send the last digests of the process, which is about to be removed
             rank_state.process = None
             self._exited(rank_state, process.rank, process.incarnation, code, stack)
             self._start_due()

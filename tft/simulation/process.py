@@ -183,7 +183,8 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
-        if isinstance(order, Freeze):  # the agent sends the status of its ranks too
+        # at a freeze order, the agent of the node also sends a heartbeat with the status of its ranks
+        if isinstance(order, Freeze):
             self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
@@ -202,7 +203,8 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            # 1 µs after the deadline, so that rounding cannot wake the rank machine too early
+            # wake the rank machine 1 µs after its deadline: with a rounding error, an exact wake-up
+            # could come before the deadline
             moment = deadline - self.node.offset + 1e-6
             self.stage.clock.at(moment, self._wake, deadline)
 

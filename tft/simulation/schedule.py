@@ -37,6 +37,7 @@ FAULTS: tuple[tuple[What, float], ...] = (
 """The kinds of faults, each with its relative frequency."""
 
 ANY = -1
+"""The target of a mishap that happens to the first rank that carries out a certain order."""
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
 """Faults that happen only in the training loop of a rank and end with an exception there."""
 NODES = ("node", "partition", "agent", "beats")
@@ -46,6 +47,7 @@ GLOBAL = (
 )  # fmt: skip
 """The kinds of mishaps that do not depend on the phase of the step in which a rank is."""
 PHASES = ("forward", "all-reduce", "window", "between")
+"""The phases of a step, without its tail, at which a mishap may happen."""
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
 """The phases of the tail: its begin, the collective in it, the part after the collective, and the
 end of the step. A phase that is listed twice is drawn twice as often."""
@@ -297,8 +299,8 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    # a separate generator, so that each seed gives the same other mishaps as before switches were
-    # added
+    # draw the switch with a generator of its own, so that all other draws of a seed are the same as
+    # before switches were added
     own = Random(f"switch {seed}")
     if own.random() < 0.15:
         mishaps.append(_switch(own, world))

@@ -30,6 +30,7 @@ LATE_WORDS = frozenset(
 """The log events that name ranks with wrong copies."""
 
 Attempt = tuple[int, int]
+"""The numbers of an incident and of its round."""
 Held = dict[int, dict[str, Content]]
 """By rank and shard: the content at the end of a step."""
 
@@ -102,6 +103,8 @@ class Slices:
         self._counts: dict[tuple[int, int], set[int]] = {}
         """By rank and node: the incidents in which the copies of the rank were wrong."""
         self.found: Found | None = None
+        """The difference between copies that the job machine was told last. None if there was none
+        since all ranks were last ordered to resume."""
         self._sound: int | None = None
         """The last step before copies differed, if the ranks were ordered to resume from a later
         step. It is None otherwise, and after the incident has closed."""
@@ -160,7 +163,8 @@ class Slices:
 
     def _seen(self, process: ProcessPart, step: int) -> dict[str, Content]:
         polluted = self._stage.pollution.step
-        if polluted is not None and step >= polluted:  # after a polluted update all ranks are equal
+        # after a polluted update all ranks hold the same wrong content, so record equal content
+        if polluted is not None and step >= polluted:
             return dict.fromkeys(process.memory.content, self._stage.truth.spoilt(step))
         return dict(process.memory.content)
 
@@ -255,7 +259,9 @@ class Slices:
 
     def _agreed(self, event: SlicesAgreed) -> None:
         if event.step <= self._record.begun or self._stage.pollution.step is not None:
-            return  # a polluted update hides that copies differed before
+            # there is nothing to check: the step is from before the record began, or a polluted
+            # update hides whether the copies differed before
+            return
         for shard in self._stage.schedule.groups():
             copies = self._copies(shard, event.step)
             if len(self._holders(shard, event.step)) == 1:
@@ -285,8 +291,8 @@ class Slices:
                 if any(content.flipped for content in held.values())
             }
             self._disputes.append(_Dispute(-1, frozenset(corrupted)))
-        # after the last step at which the slice was equal, a periodic checkpoint may have compared
-        # the copies as a whole
+        # use the step of a periodic checkpoint that has compared whole copies, if that step is
+        # later than the last step at which the slice was equal
         sound = machine.compared if event.sound < machine.compared < event.step else event.sound
         self.found = Found(sound, bool(event.right))
 
@@ -428,7 +434,9 @@ class Slices:
             return
         for rank, process in members.items():
             if process.memory.unsaid:
-                continue  # corrupted after the last report of digests: slices find it later
+                # skip a rank that was corrupted after it had reported its digests: a later
+                # comparison of slices finds the corruption
+                continue
             for shard, content in process.memory.content.items():
                 if content.flipped or content.spread:
                     raise Broken(
