@@ -76,7 +76,7 @@ _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    The list of all files that belong to a checkpoint, and the facts that a reader needs.
+    The list of all files of a checkpoint, and the facts that a reader of the checkpoint needs.
     """
 
     digest: str
@@ -123,7 +123,7 @@ class _Versioned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStore:
     """
-    The directory and the names of a job's checkpoints.
+    The directory in which a job writes its checkpoints, and the names of the checkpoints.
     """
 
     directory: Path
@@ -516,7 +516,7 @@ def _committed(final: Path) -> Manifest | None:
 
 def write_synced(path: Path, content: bytes) -> None:
     """
-    Write a file with this content, and sync it to the disk.
+    Write a file with the content `content`, and sync the file to the disk.
     """
     with path.open("wb") as file:
         file.write(content)

@@ -65,13 +65,13 @@ _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 _LOW_HALF = 2**32 - 1
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
-"""Largest size of a rank-local state, in bytes."""
+"""The largest size in bytes of a rank-local state that fits into a slot for a capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """
-    All valid captures on a page.
+    All valid captures (copies of the rank-local state) on the page of a rank.
     """
 
     attempt: tuple[int, int]
@@ -387,7 +387,7 @@ class Page:
 
     def captured(self) -> int:
         """
-        Return the number of changes that were made to the captures on this page so far.
+        Return how often the captures on this page were changed so far.
         """
         return self._words[_CAPTURED]
 
@@ -447,7 +447,7 @@ class Page:
 
     def captures(self) -> Captured:
         """
-        Return all valid captures.
+        Return all valid captures (copies of the rank-local state) on the page.
         """
         words = self._words
         while True:

@@ -105,7 +105,7 @@ class Bus(Protocol):
 
     async def receive(self) -> Arrival:
         """
-        Wait for the next arrival and return it.
+        Wait for the next arrival (a received message, or news about a participant), and return it.
 
         Only one task may call this method. If the call is cancelled, no arrival is lost.
         """
@@ -146,7 +146,7 @@ class Participant:
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
-        Send a message (see `Bus.publish`).
+        Send a message to the participants that are subscribed to `topic` (see `Bus.publish`).
         """
         envelope = Envelope(job=self._job, sender=self._sender, number=number, message=message)
         if self._open:
@@ -154,7 +154,8 @@ class Participant:
 
     async def receive(self) -> Arrival:
         """
-        Return the next arrival (see `Bus.receive`).
+        Return the next arrival: a received message, or news about a participant (see
+        `Bus.receive`).
         """
         return await self._arrivals.get()
 
@@ -190,7 +191,7 @@ class Participant:
 
     def malformed(self, why: str) -> None:
         """
-        Add a `Malformed` arrival, for bytes that are no valid frame.
+        Add a `Malformed` arrival, because bytes came that are no valid frame. `why` says what came.
         """
         self._arrivals.put_nowait(Malformed(why=why))
 

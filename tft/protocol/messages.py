@@ -222,7 +222,7 @@ class Answered:
     different content in this part by design. An empty dict means that the rank has no complete
     state, or that its state cannot be compared."""
     compared: float = 0.0
-    """The time in seconds that the rank needed to compute the digests."""
+    """The time in seconds that the rank needed to compute the digests of its state."""
     line: str = ""
     """For `stop`: the line of the script (FILE:LINE) at which the training thread left the loop, if
     it left the loop in the tail of step `held`. Empty: it did not leave the loop in a tail."""
@@ -426,8 +426,8 @@ class Recalled:
     local_state: dict[int, str]
     """By step: the rank-local state (hexadecimal) of the rank at this step."""
     early: tuple[int, ...] = ()
-    """The steps whose state in `local_state` was captured before the step had ended. The list is
-    empty if this rank was never seen to change its rank-local state so late in a step."""
+    """The steps whose state in `local_state` was captured before the step had ended. Empty if this
+    rank was never seen to change its rank-local state after the all-reduces of a step."""
     at: float
 
 
@@ -503,7 +503,7 @@ class SwitchRequested:
     """
 
     ranks: tuple[int, ...]
-    """The ranks to move. Empty: cancel an earlier request."""
+    """The ranks that are to move to other nodes. Empty: cancel an earlier request."""
     why: str
     at: float
 
@@ -593,7 +593,7 @@ class SliceDigest:
     shard: int
     """The index of the shard among the shards of the rank, in the order of `Ready.shards`."""
     digest: int
-    """The XXH3-64 of the slice."""
+    """The XXH3-64 of the slice, or of what the rank contributed to the gradients (see `number`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -697,7 +697,7 @@ class LocalStates:
     """
 
     node: int
-    """The node that sends."""
+    """The node whose agent sends this message."""
     pid: int
     """The pid of the agent that sends the message. If the node gets another agent, `number` starts
     anew."""
@@ -731,7 +731,7 @@ class LocalStatesKept:
     """
 
     keeper: int
-    """The node that answers."""
+    """The node whose agent sends this answer."""
     node: int
     pid: int
     rank: int
@@ -892,11 +892,11 @@ class Regroup:
     """The first step that will be computed with these groups. 0: the step is not known yet, because
     the ranks will find and load a checkpoint themselves (order `Reload`)."""
     name: str
-    """A name that no earlier set of groups has had."""
+    """A name that no earlier set of process groups has had."""
     host: str
     port: int
     without: tuple[int, ...] = ()
-    """The ranks that are not in the groups, because the job continues without them."""
+    """The ranks that are not in the process groups, because the job continues without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1141,7 +1141,7 @@ class Recall:
 
     epoch: int
     node: int
-    """The node that has kept the state."""
+    """The node that has kept the rank-local state."""
     lost: int
     """The node that was lost."""
     ranks: tuple[int, ...]
@@ -1216,7 +1216,8 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""By class of an order: the name of the order in answers to it (`Answered.order`)."""
+"""By class of an order: the name of the order, which the answer to the order repeats
+(`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Opened:
 
     def machine(self) -> Machine:
         """
-        Return a new machine for this run, which has handled no event yet.
+        Return a new job machine for this run, which has handled no event yet.
         """
         origin = Origin(
             job=self.job,
@@ -167,7 +167,7 @@ class Story:
 
     def opened(self, opened: Opened) -> None:
         """
-        Write the line with which a run begins. It has the arguments of the run's job machine.
+        Write the line with which a run begins. The line has the arguments of the run's job machine.
         """
         self._write(opened_line(opened))
 
@@ -200,7 +200,7 @@ def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
 
 def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line with which a run begins. It has the arguments of the run's job machine.
+    Return the line with which a run begins. The line has the arguments of the run's job machine.
     """
     body = msgspec.to_builtins(opened, order="deterministic")
     return {"at": opened.at, "kind": "Opened", "body": body}
@@ -208,8 +208,8 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
 
 def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line of an event. `then` is the fingerprint of the commands for this event, or None
-    if the commands are not known.
+    Return the line of an event for the story file. `then` is the fingerprint of the commands for
+    this event, or None if the commands are not known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}

@@ -236,8 +236,8 @@ def _signal(number: int) -> str:
 
 def plainly(message: object) -> str:
     """
-    Return a message as text: the rank, the name of the message's class, and the fields that are of
-    interest.
+    Return a message as text: the rank, the name of the message's class, and those fields that tell
+    an operator something.
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "

@@ -101,14 +101,14 @@ class Auditor:
         self._vetoed: set[str] = set()
         self._isolated: set[int] = set()
         self._to_end = ""
-        """Why the job has to end. Empty when it does not have to."""
+        """Why the job has to end. Empty when the job does not have to end."""
         self._unread = 0
-        """The number of `load` orders that have failed."""
+        """The number of orders to load a checkpoint that have failed."""
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that the machine is about to handle, and the state of the machine before
-        this event.
+        Record an event that the job machine (the state machine of the leading controller) is about
+        to handle, and the state of the job machine before this event.
         """
         self._state = machine.state
         incident = machine.incident
@@ -146,7 +146,7 @@ class Auditor:
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
-        Check the commands and the state of the machine after an event. Raises `Broken` when an
+        Check the commands and the state of the job machine after an event. Raises `Broken` when an
         invariant does not hold.
         """
         if isinstance(event, Received):
@@ -601,8 +601,8 @@ class Auditor:
 
     def _everyone_trained(self, machine: Machine) -> None:
         """
-        Check that every member has trained one more step before success is announced. Raises
-        `Broken` otherwise.
+        Check that every rank of the job has trained one more step before success is announced.
+        Raises `Broken` otherwise.
         """
         for rank in machine.members:
             process = self._process(machine, rank)
@@ -616,8 +616,8 @@ class Auditor:
 
     def _stand(self, machine: Machine) -> None:
         """
-        Check that all members wait at the same step boundary when the job is paused. Raises
-        `Broken` otherwise.
+        Check that all ranks of the job wait at the same step boundary when the job is paused.
+        Raises `Broken` otherwise.
         """
         there = [self._process(machine, rank) for rank in machine.members]
         processes = [
@@ -632,7 +632,7 @@ class Auditor:
 
     def _members(self, machine: Machine) -> dict[int, ProcessPart]:
         """
-        Return the living processes of all members.
+        Return the living processes of all ranks that take part in the job, by rank.
         """
         there = {rank: self._process(machine, rank) for rank in machine.members}
         return {rank: process for rank, process in there.items() if process is not None}

@@ -9,7 +9,7 @@ from typing import Any
 Call = Callable[..., object]
 
 START = 100.0
-"""The time of the cluster when a run begins, in virtual seconds."""
+"""The time of the simulated cluster when a run begins, in virtual seconds."""
 
 
 class Clock:

@@ -48,7 +48,8 @@ class Copies:
         """By shard and step: the digests that count as right, because most or all ranks hold them.
         """
         self._unlike: set[str] = set()
-        """The shards for which the event `begins_unlike` was logged."""
+        """The shards for which the event `begins_unlike` (ranks begin with different copies) was
+        logged."""
         self.disputed: set[int] = set()
         """The ranks whose copies differ while it is not known which copies are right."""
         self._suspected: set[int] = set()
@@ -81,7 +82,7 @@ class Copies:
 
     def suspect(self, rank: int) -> None:
         """
-        Put the copies of a rank in doubt.
+        Record that the copies of shards that a rank holds may be wrong.
         """
         self._suspected.add(rank)
 
@@ -94,7 +95,7 @@ class Copies:
 
     def judged(self, machine: Machine, report: object) -> None:
         """
-        Record a report that the machine has handled. A report counts only if it comes from the
+        Record a report that the job machine has handled. A report counts only if it comes from the
         process that currently holds its rank.
         """
         match report:
@@ -107,7 +108,7 @@ class Copies:
 
     def hears(self, report: object) -> None:
         """
-        Record a report that the machine is about to handle.
+        Record a report that the job machine is about to handle.
         """
         match report:
             case Faulted(rank=rank) if report.kind in DOUBTFUL or report.context_lost:
@@ -250,7 +251,8 @@ class Copies:
 
     def ordered(self, machine: Machine, order: RankOrder) -> None:
         """
-        Check an order that the machine sends to ranks.
+        Check that an order of the job machine uses only copies of shards that may be used. Raises
+        `Broken` otherwise.
         """
         match order:
             case Regroup() if order.step:

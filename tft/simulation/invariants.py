@@ -24,8 +24,8 @@ from tft.simulation.survival import lost_needlessly
 from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
-"""Virtual seconds after the last mishap within which the job must be over. The bound is several
-times the longest limit of any policy that a schedule can have."""
+"""Virtual seconds after the last mishap (injected fault or request) within which the job must be
+over. The bound is several times the longest limit of any policy that a schedule can have."""
 
 LEAVING = 8.0
 """The time in virtual seconds within which every process that can be reached learns that the job is
@@ -58,7 +58,7 @@ class Invariants:
         """By incident and round: the ranks that take no part in the process groups."""
         self._found: dict[tuple[int, int], set[int]] = {}
         """By incident and round: the steps of the checkpoints that ranks have found themselves.
-        Empty until the first rank has found one."""
+        Empty until the first rank has found a checkpoint."""
         self._stood: dict[int, int] = {}
         """By incident: the highest step that a rank had completed when it was ordered to find a
         checkpoint."""
@@ -146,7 +146,8 @@ class Invariants:
 
     def _stopped_before(self, process: ProcessPart, key: tuple[int, int]) -> None:
         """
-        Check that a rank that was frozen has stopped before it compares.
+        Check that a rank that was ordered to freeze has stopped before it carries out a `compare`
+        order. `key` has the numbers of the incident and the round.
         """
         rank_machine = process.rank_machine
         if rank_machine.heard("freeze") and not rank_machine.answered("stop"):
@@ -159,8 +160,8 @@ class Invariants:
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Check that a rank obeys only orders for its own incarnation, and no order of an epoch before
-        `epoch`, or of an incident and round before `key`.
+        Check that a rank obeys only orders for its own incarnation. The order must not be older
+        than the epoch `epoch`, or than the incident and round in `key`.
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
@@ -177,8 +178,8 @@ class Invariants:
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
         """
-        Check that each shard of a last checkpoint is saved by one rank only. `key` is incident and
-        round.
+        Check that each shard of a last checkpoint is saved by one rank only. `key` has the numbers
+        of the incident and the round.
         """
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
@@ -214,7 +215,7 @@ class Invariants:
 
     def steps_alike(self, members: dict[int, ProcessPart]) -> None:
         """
-        Check that all members of a group compute the same step.
+        Check that all members of a process group compute the same step.
         """
         steps = {process.steps.completed for process in members.values()}
         if len(steps) > 1:
@@ -224,7 +225,7 @@ class Invariants:
 
     def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
         """
-        Check that a transfer comes from a rank that holds the right content of the step.
+        Check that a rank from which a shard is fetched holds the right content of the step.
         """
         step = order.step
         stages = self._stage.truth.stages(step, shard)
@@ -395,7 +396,7 @@ class Invariants:
     def ends(self) -> None:
         """
         Check that every incident ends: the job is over within `BOUND` virtual seconds after the
-        last mishap.
+        last mishap (injected fault or request).
         """
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
@@ -441,7 +442,7 @@ class Invariants:
     def _leading(self) -> list[LeaderPart]:
         """
         Return the controllers that lead in the newest epoch. A controller that does not know yet
-        that another one has taken over is left out.
+        that another controller has taken over is left out.
         """
         leading = [leader for leader in self._stage.cluster.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)

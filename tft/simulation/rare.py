@@ -30,7 +30,7 @@ SPARE = 3
 
 def rare() -> tuple[Schedule, ...]:
     """
-    Return all written schedules, each with its own negative seed.
+    Return all schedules that this file writes, each with its own negative seed.
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
@@ -137,8 +137,8 @@ def _old_ends() -> Iterator[Schedule]:
 
 def _waits() -> Iterator[Schedule]:
     """
-    Yield schedules in which limits of the policy pass, or ranks hang, in states that rarely last
-    long enough for that.
+    Yield schedules in which time limits of the policy pass, or ranks hang, in states of the job
+    machine that rarely last long enough for that.
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)

@@ -11,7 +11,7 @@ from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
 SHORT = 2.0
-"""The longest silence in seconds after which the controller certainly does not give up a node or a
+"""The time in seconds after which the controller certainly does not give up a silent node or
 process yet."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 """The kinds of mishaps that harm the process or the state of one rank only."""

@@ -46,8 +46,8 @@ other code in this program has already reaped the process."""
 _FAILED = 4
 """The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
-"""The size in bytes of the longest message. A message contains a few numbers, or the reason of a
-failed start."""
+"""The size in bytes of the longest message between the agent and the program that starts the ranks.
+A message contains a few numbers, or the reason of a failed start."""
 _DECIDED = (
     *("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--starter", "--resume-if-any"),
 )
@@ -100,7 +100,7 @@ class Ask:
 
     kind: Literal["start", "kill", "reap"]
     number: int
-    """The number that the agent has given to the process."""
+    """The number that the agent has given to the process of the rank."""
     local_rank: int
 
 

@@ -258,7 +258,7 @@ class FaultView:
     rank: int | None
     """The rank at fault; None if no single rank could be identified."""
     step: int
-    """The step that was being computed."""
+    """The step that was being computed when the fault was noticed."""
     evidence: str
     """A text that says how the fault was noticed, such as the message of an exception."""
 
@@ -331,7 +331,8 @@ class IncidentView:
     """The round (attempt) of the incident. A fault that joins the incident starts a new round."""
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
-    """The strategies, in the order in which the job would try them."""
+    """The strategies that the controller considers, in the order in which the job would try them.
+    """
     ranks: tuple[RankView, ...]
     """All ranks of the job, sorted by rank number, including ranks that have left the job."""
     until: float
@@ -380,7 +381,9 @@ class SessionView(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """The number of processes that held this rank before this one."""
+        """
+        The number of processes that held this rank before this process.
+        """
 
     @property
     def world(self) -> int:

@@ -84,13 +84,13 @@ class ChunkScheduler:
 
     def ended(self) -> bool:
         """
-        Return True if all chunks have arrived, or if all sources are lost.
+        Return True if all chunks of the shard have arrived, or if all source ranks are lost.
         """
         return self.complete() or not self._living()
 
     def complete(self) -> bool:
         """
-        Return True if all chunks have arrived undamaged.
+        Return True if all chunks of the shard have arrived undamaged.
         """
         return self._settled is not None and not self._left
 
@@ -133,7 +133,7 @@ class ChunkScheduler:
 
     def close(self) -> None:
         """
-        Mark the fetch as over, after success or failure.
+        Record that the fetch of the shard is over, after success or failure.
         """
         with self._changed:
             self._closed = True
@@ -141,14 +141,16 @@ class ChunkScheduler:
 
     def lost(self) -> dict[int, str]:
         """
-        Return for each lost source why it was lost. The key is the index of the source.
+        Return why each lost source rank was lost. A key is the index of a source in the list of
+        sources.
         """
         with self._changed:
             return dict(self._lost)
 
     def given(self) -> dict[int, int]:
         """
-        Return how many undamaged bytes each source has sent. The key is the index of the source.
+        Return how many undamaged bytes each source rank has sent. A key is the index of a source in
+        the list of sources.
         """
         with self._changed:
             return {source: self._given[source] for source in self._sources}
@@ -158,7 +160,8 @@ class ChunkScheduler:
     @property
     def closed(self) -> bool:
         """
-        True when the fetch is over. Source threads must not write to the buffers after that.
+        True when the fetch of the shard is over. Then the threads of the sources must not write to
+        the buffers any more.
         """
         return self._closed
 

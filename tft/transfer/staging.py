@@ -63,7 +63,7 @@ class StagedRun:
     @property
     def size(self) -> int:
         """
-        The total number of bytes in the buffers.
+        The total number of bytes in the buffers of the shard.
         """
         return self._ends[-1] if self._ends else 0
 

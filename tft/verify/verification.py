@@ -23,7 +23,7 @@ _SHOWN = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result of the kill in one phase.
+    The result of killing a rank in one phase of a step.
     """
 
     phase: str
@@ -32,7 +32,7 @@ class Finding:
     kill: Kill | None = None
     difference: Difference | None = None
     why: str = ""
-    """The reason why the phase was not tried, or a text that says how the job failed."""
+    """The reason why no rank was killed in the phase, or a text that says how the job failed."""
     inexact: tuple[str, ...] = ()
     """Sentences from the job's own report about parts of the recovery that may not be
     bit-identical."""
