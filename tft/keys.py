@@ -214,8 +214,8 @@ def _check_directory(directory: Path) -> None:
         )
     if directory.stat().st_mode & _OTHERS_WRITE:
         raise UsageError(
-            f"--curve {directory}: users other than its owner can write there, and could replace "
-            f"the keys of the job: chmod go-w {directory}"
+            f"--curve {directory}: users other than the owner of this directory can write there, "
+            f"and could replace the keys of the job: chmod go-w {directory}"
         )
 
 
@@ -224,8 +224,8 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 raise UsageError(
-                    f"--curve: users other than its owner have access to {path}, and could take "
-                    f"part in the job: chmod 600 {path}"
+                    f"--curve: users other than the owner of {path} can access this file, and "
+                    f"could take part in the job: chmod 600 {path}"
                 )
             return file.read()
     except FileNotFoundError:
@@ -243,7 +243,8 @@ def _key(path: Path) -> bytes:
             raise ValueError
     except (ValueError, KeyError):
         raise UsageError(
-            f"--curve: {path} holds no key; copy the whole directory that `tft keys` has made"
+            f"--curve: the file {path} contains no key; copy the whole directory that `tft keys` "
+            "has made"
         ) from None
     return key
 

@@ -210,8 +210,9 @@ class Page:
         if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
                 f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
-                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the state_dict() "
-                "of the `data` that session.adopt was given return less"
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the method "
+                "state_dict() of the object `data`, which the script gives to session.adopt, "
+                "return less"
             )
         tag = 2 * step + closed
         self._write(tag % _SLOTS, tag, local_state)

@@ -105,7 +105,8 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
     missing = [hook for hook in needed if not getattr(adaptor.hook, hook).get_hookimpls()]
     if missing:
         raise UsageError(
-            f"the adaptor {name!r} lacks hooks that every adaptor must have: {', '.join(missing)}"
+            f"the adaptor {name!r} lacks hooks that it must have: {', '.join(missing)}; implement "
+            "these hooks in the adaptor"
         )
 
 

@@ -136,7 +136,7 @@ def test_fetch_survives_a_source_killed_inside_a_chunk(opened: Opened) -> None:
 
     assert room.taken == [META]
     assert given(logs) == {0: 0, 1: size}
-    assert lost(logs) == {0: "the source closed the connection"}
+    assert lost(logs) == {0: "the source closed the connection before the transfer was complete"}
 
 
 def test_chunks_of_a_hanging_source_are_fetched_from_another(opened: Opened) -> None:

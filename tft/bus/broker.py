@@ -130,8 +130,8 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
         else:
             return candidate
     raise AddressTaken(
-        f"the broker found no two neighbouring free ports on {host}, which it needs: choose a port "
-        "with --port"
+        f"the broker needs two neighbouring free ports on {host}, and has found none: choose a "
+        "port with --port"
     )
 
 

@@ -55,7 +55,10 @@ def free_address(host: str) -> str:
         except AddressTaken:
             continue
         return f"{host}:{port}"
-    raise AddressTaken(f"the broker needs two neighbouring ports of {host}, and none are free")
+    raise AddressTaken(
+        f"the broker needs two neighbouring free ports on {host}, and none were found: end "
+        "processes that listen at ports of this machine"
+    )
 
 
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
@@ -117,6 +120,7 @@ def own_address(host: str) -> str:
             probe.connect((host, 9))
         except OSError as error:
             raise UsageError(
-                f"this machine has no route to {host}, the machine of process 0: {error.strerror}"
+                f"this machine has no route to {host}, the machine of process 0 "
+                f"({error.strerror}): check the address and the network of this machine"
             ) from None
         return str(probe.getsockname()[0])

@@ -66,8 +66,8 @@ def encode(envelope: Envelope) -> bytes:
     )
     if len(frame) > FRAME_LIMIT:
         raise InternalError(
-            f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
-            f"the limit of a frame is {FRAME_LIMIT}"
+            f"the message {type(envelope.message).__name__} of {envelope.sender} has {len(frame)} "
+            f"bytes, and cannot be sent: a message may have at most {FRAME_LIMIT} bytes"
         )
     return frame
 
@@ -81,12 +81,13 @@ def decode(frame: bytes) -> Envelope:
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
             f"a message of {len(frame)} bytes was received; a message of tft has at most "
-            f"{FRAME_LIMIT}"
+            f"{FRAME_LIMIT} bytes"
         )
     came = unpack(frame)
     if not isinstance(came, dict):
         raise MalformedMessage(
-            f"a {type(came).__name__} was received that is no message of tft, which is always a map"
+            f"a {type(came).__name__} was received that is no message of tft: a message is always "
+            "a map"
         )
     sender = _brief(repr(came.get("from", "somebody unnamed")))
     _refuse_other_versions(came, sender)
@@ -167,10 +168,10 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     try:
         message = msgspec.convert(body, shape, str_keys=str_keys)
     except msgspec.ValidationError as error:
-        raise MalformedMessage(f"a {kind} that cannot be read: {error}") from None
+        raise MalformedMessage(f"a message of kind {kind} that cannot be read: {error}") from None
     flaw = _flaw(body, msgspec.to_builtins(message, str_keys=str_keys), "$")
     if flaw is not None:
-        raise MalformedMessage(f"a {kind} that cannot be read: {_brief(flaw)}")
+        raise MalformedMessage(f"a message of kind {kind} that cannot be read: {_brief(flaw)}")
     return message
 
 

@@ -241,7 +241,8 @@ class Auditor:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
         raise Broken(
-            "each fault belongs to an incident", f"{kind} at rank {rank} is in no incident"
+            "each fault belongs to an incident",
+            f"a fault of kind {kind} at rank {rank} is in no incident",
         )
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
@@ -341,7 +342,7 @@ class Auditor:
         elif isinstance(event, SlicesDiffered | CorruptionTraced):
             raise Broken(
                 "a node is given up only after a second corruption",
-                f"node {node} is given up for rank {rank}",
+                f"node {node} is given up because of rank {rank}, which had wrong copies at most once",
             )
 
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
@@ -384,7 +385,7 @@ class Auditor:
         if again:
             raise Broken(
                 "kept rank-local state is not made anew",
-                f"ranks {again} make that of step {order.step} anew",
+                f"ranks {again} are told to recompute the rank-local state of step {order.step}",
             )
 
     def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
@@ -417,7 +418,8 @@ class Auditor:
                 if not ledger.has_answered(need, rank, key, incarnation):
                     raise Broken(
                         "an order waits for the answers before it",
-                        f"{name} before rank {rank} has answered to {need}",
+                        f"the order {name} was sent before rank {rank} had answered the order "
+                        f"{need}",
                     )
 
     def _sources_hold(self, order: Fetch) -> None:
@@ -531,7 +533,8 @@ class Auditor:
             return
         raise Broken(
             "a process is ended only for a reason",
-            f"rank {rank} is to be ended in incident {machine.incident.number}: {order.cause}",
+            f"in incident {machine.incident.number}, the process of rank {rank} is to be ended "
+            f"without a reason that was reported: {order.cause}",
         )
 
     def _refused(self, machine: Machine, refused: Refused) -> None:
@@ -545,7 +548,8 @@ class Auditor:
         ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
         if rank_state not in ledger.processes.ended and process.node.number not in ledger.lost:
             raise Broken(
-                "the holder of a rank is not refused", f"rank {refused.rank}: {refused.why}"
+                "the holder of a rank is not refused",
+                f"the process that holds rank {refused.rank} is refused: {refused.why}",
             )
 
     # ---------------------------------------------------------------- reached states
@@ -561,7 +565,8 @@ class Auditor:
         over = machine.outcome
         if self._to_end and over is not None and over.result == "completed":
             raise Broken(
-                "a requested end of the job happens", f"{self._to_end}, and all steps were done"
+                "a requested end of the job happens",
+                f"the job has to end ({self._to_end}), but has completed all steps",
             )
         if over is not None and over.result == "completed" and state is S.EXITING:
             compared = self._state is S.CONFIRMING
@@ -590,13 +595,16 @@ class Auditor:
         self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken(
-                "a requested end of the job happens", f"{self._to_end}, and the job goes on"
+                "a requested end of the job happens",
+                f"the job has to end ({self._to_end}), but goes on",
             )
 
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
             raise Broken(
-                "advice is followed", f"{machine.incident.decision.base} was ruled out, but chosen"
+                "advice is followed",
+                f"the strategy {machine.incident.decision.base} was chosen, although the advice "
+                "has ruled it out",
             )
 
     def _everyone_trained(self, machine: Machine) -> None:
@@ -627,7 +635,9 @@ class Auditor:
         steps = {process.steps.completed for process in processes}
         if moving or len(steps) > 1:
             raise Broken(
-                "no rank moves in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
+                "no rank moves in a pause",
+                f"the job is paused, but ranks {moving} train, or the ranks have done different "
+                f"steps: {sorted(steps)}",
             )
 
     def _members(self, machine: Machine) -> dict[int, ProcessPart]:

@@ -96,7 +96,10 @@ class Chances:
         if machine.outcome is not None and machine.outcome.result == "completed":
             return
         if incident.decision.forced:
-            raise Broken("the job ends only for a cause", incident.decision.forced)
+            raise Broken(
+                "the job ends only for a cause",
+                f"the job ends without a reported cause: {incident.decision.forced}",
+            )
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
             return  # a job may end before each of its members has become ready once

@@ -339,7 +339,10 @@ class Invariants:
         manifest = {file.name for file in order.files}
         for name, content in wanted.items():
             if name not in manifest:
-                raise Broken("checkpoints are complete", f"{name} of step {order.step} is missing")
+                raise Broken(
+                    "checkpoints are complete",
+                    f"the checkpoint of step {order.step} lacks the file {name}",
+                )
             part = parts[name]
             if part != content and not (isinstance(part, Content) and self._excused(part)):
                 raise Broken(
@@ -349,7 +352,10 @@ class Invariants:
         # check only the files of this order: `parts` may also hold files of earlier attempts
         for file in order.files:
             if str(parts.get(file.name)) != file.digest:
-                raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
+                raise Broken(
+                    "checkpoints are complete",
+                    f"the content of the file {file.name} does not match its digest in the manifest",
+                )
 
     # ---------------------------------------------------------------- the end of the job
 
@@ -374,7 +380,7 @@ class Invariants:
             case _:
                 pass
         if over.result == "dumped" and not self._stage.disk.whole:
-            raise Broken("a dumped job has a checkpoint", "there is none")
+            raise Broken("a dumped job has a checkpoint", "the disk has no complete checkpoint")
         needless = lost_needlessly(self._stage, over)
         if needless:
             raise Broken("a single fault is survived", f"{over.result}: {needless}")
@@ -401,7 +407,10 @@ class Invariants:
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
             states = [str(leader.machine.state) for leader in stage.cluster.leaders if leader.leads]
-            raise Broken("every incident ends", f"the job is still {states}")
+            raise Broken(
+                "every incident ends",
+                f"the job is not over long after the last mishap; its state is {states}",
+            )
 
     def nothing_left(self) -> None:
         """
@@ -417,7 +426,9 @@ class Invariants:
             and now - process.node.connection.since > LEAVING
         ]
         if left:
-            raise Broken("no process is left", f"processes of ranks {left} live on")
+            raise Broken(
+                "no process is left", f"the job is over, but processes of ranks {left} still live"
+            )
 
     # ---------------------------------------------------------------- parts of the checks
 

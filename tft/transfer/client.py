@@ -96,8 +96,7 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # name only the lost sources for which this rank had a thread: without a thread, this rank has
-    # failed and not the source
+    # leave out sources for which this rank could not start a thread: they have not failed
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
@@ -203,7 +202,9 @@ def _until(
         if scheduler.wait(fact, TICK) or ticks == 0:
             return
         ticks = None if ticks is None else ticks - 1
-    raise TransferFailed("the fetch was cancelled, because the controller no longer needs it")
+    raise TransferFailed(
+        "the fetch of the shard was cancelled, because the controller no longer needs it"
+    )
 
 
 def _failure(transfer: Transfer, step: int, scheduler: ChunkScheduler) -> TransferFailed:

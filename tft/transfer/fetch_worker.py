@@ -77,7 +77,7 @@ def bring(
     except (TransferFailed, MalformedMessage) as error:
         why = str(error)
     except EOFError:
-        why = "the source closed the connection"
+        why = "the source closed the connection before the transfer was complete"
     except ssl.SSLError as error:
         why = f"the TLS handshake with the source failed ({error.reason}): is its --curve the same?"
     except OSError as error:
@@ -126,7 +126,7 @@ class _Line:
                 return act()
             except TimeoutError:
                 silent = _longer(silent, self._patience)
-        raise TransferFailed("the fetch is over")
+        raise TransferFailed("the fetch of the shard is over, so this source is not needed")
 
     def send(self, said: Hello | Request) -> None:
         """
@@ -194,7 +194,7 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
         while not poll.poll(TICK * 1000):
             silent = _longer(silent, patience)
             if scheduler.closed:
-                raise TransferFailed("the fetch is over")
+                raise TransferFailed("the fetch of the shard is over, so this source is not needed")
         _refused(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     except BaseException:
         connection.close()

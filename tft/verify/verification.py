@@ -222,7 +222,10 @@ class Verifier:
         assert self._calm is not None
         if phase == "evaluation" and not self._calm.functions:
             return "no function of session.evaluate or session.after_step was called"
-        return f"the undisturbed job has trained {self._calm.last} steps, which are too few"
+        return (
+            f"the undisturbed job has trained {self._calm.last} steps, which are too few for a "
+            "kill in this phase"
+        )
 
     def _run(self, name: str, specs: Sequence[str]) -> Ended:
         self._jobs += 1
