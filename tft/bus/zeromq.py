@@ -296,9 +296,9 @@ class _Link:
 
     def _why_cut_off(self) -> str:
         keys = (
-            "is its --curve the same?"
+            "was it started with the same --curve?"
             if self._encrypts
-            else "does it have a --curve that is missing here?"
+            else "was it started with --curve, and this process without?"
         )
         return (
             f"the process that listens at {self._broker} closes every connection without a "
@@ -309,7 +309,7 @@ class _Link:
         if failed == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return (
                 f"the broker at {self._broker} refuses this process, because its key is not one "
-                "of the job's: is its --curve the same?"
+                "of the job's keys: was the broker started with the same --curve?"
             )
         if value != MISMATCH:
             return f"the process that listens at {self._broker} is not the broker of this job"
@@ -318,7 +318,7 @@ class _Link:
                 f"the broker at {self._broker} does not use encryption: was it started without "
                 "--curve?"
             )
-        return f"the broker at {self._broker} uses encryption, and --curve is missing here"
+        return f"the broker at {self._broker} uses encryption, but this process has no --curve"
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """

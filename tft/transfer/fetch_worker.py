@@ -79,7 +79,10 @@ def bring(
     except EOFError:
         why = "the source closed the connection before the transfer was complete"
     except ssl.SSLError as error:
-        why = f"the TLS handshake with the source failed ({error.reason}): is its --curve the same?"
+        why = (
+            f"the TLS handshake with the source failed ({error.reason}): was the source started "
+            "with the same --curve?"
+        )
     except OSError as error:
         why = f"the connection to the source broke: {error.strerror or error}"
     finally:

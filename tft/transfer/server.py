@@ -296,7 +296,8 @@ def _shake_hands(connection: socket.socket) -> None:
         connection.do_handshake()
     except ssl.SSLError as refused:
         raise MalformedMessage(
-            f"the TLS handshake with the client failed ({refused.reason}): is its --curve the same?"
+            f"the TLS handshake with the client failed ({refused.reason}): was the client started "
+            "with the same --curve?"
         ) from None
 
 
