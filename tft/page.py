@@ -170,7 +170,8 @@ class Page:
         Write that `step` has ended. `after` is True if functions of the user, such as an
         evaluation, must still be called after the step.
 
-        The time of the position is not changed: it stays the time when the window of `step` closed.
+        The time of the last progress is not changed: it stays the time when the update window of
+        `step` closed.
         """
         self._words[_POSITION] = 8 * step + 4 * after
 
@@ -188,7 +189,7 @@ class Page:
         Record that the training loop marks the end of each of its steps.
 
         From now on, also in later processes of this rank, a step does not end when its update
-        window closes, but when the loop marks its end.
+        window closes, but when the loop marks the end of the step.
         """
         self._words[_TAILED] = 1
 
@@ -239,7 +240,7 @@ class Page:
 
         Return True if the other node can use the capture of the step only when that node knows that
         this window has opened. The agent must then send the captures to the other node once more,
-        after `move` was called.
+        after the method `move` was called.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY

@@ -222,7 +222,9 @@ def test_source_is_not_at_fault_if_this_rank_has_no_thread_for_it(opened: Opened
 
     assert odd == {}
     assert room.taken == [META]
-    assert lost(logs) == {0: "this rank has no thread to fetch from it: can't start new thread"}
+    assert lost(logs) == {
+        0: "this rank cannot start a thread for this source: can't start new thread"
+    }
 
 
 def test_fetch_without_threads_fails(opened: Opened) -> None:
@@ -230,7 +232,7 @@ def test_fetch_without_threads_fails(opened: Opened) -> None:
     server = opened(serve(MANY))
     with (
         no_more_threads(),
-        pytest.raises(TransferFailed, match="this rank has no thread to fetch from it"),
+        pytest.raises(TransferFailed, match="this rank cannot start a thread for this source"),
     ):
         fetch_into(Room(MANY), server.address)
 

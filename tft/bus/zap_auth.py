@@ -104,18 +104,18 @@ class ZapAuthenticator:
         version, number, _, address, _, mechanism, *credentials = self._asked.recv_multipart()
         known = mechanism == b"CURVE" and credentials == [self._member]
         if not known:
-            self._tell(address.decode(errors="replace"), "it has no key of this job")
+            self._tell(address.decode(errors="replace"), "the process has no key of this job")
         status = (b"200", b"OK") if known else (b"400", b"no key of this job")
         self._asked.send_multipart([version, number, *status, b"", b""])
 
     def _look(self, failures: Socket) -> None:
         seen = parse_monitor_message(failures.recv_multipart())
         if seen["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-            self._tell("unknown", "it left before it had shown a key")
+            self._tell("unknown", "the process left before it had shown a key")
         elif seen["value"] == MISMATCH:
-            self._tell("unknown", "it does not use encryption")
+            self._tell("unknown", "the process does not use encryption")
         else:
-            self._tell("unknown", "it has keys of another job, or is not a process of tft")
+            self._tell("unknown", "the process has keys of another job, or is not a process of tft")
 
     def _tell(self, peer: str, why: str) -> None:
         if (peer, why) in self._told:

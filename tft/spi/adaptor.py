@@ -89,7 +89,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_launcher_store(self, host: str, port: int) -> LauncherStore:
         """
-        Return the store that the framework's own launcher serves at `host` and `port`.
+        Return the key-value store that the framework's own launcher serves at `host` and `port`.
 
         Raise a `UsageError` if the store does not answer.
 
@@ -278,15 +278,15 @@ class AdaptorSpecs:
 
         Examples are the learning rate and the modes of modules (training or evaluation). The hook
         is called in every step, when the step has ended with its tail (the code of the loop after
-        the update window). If a later fault interrupts the loop, `tft_clear` restores the stored
-        settings, so that all ranks have the same settings.
+        the update window). If a later fault interrupts the training loop, `tft_clear` restores the
+        stored settings, so that all ranks have the same settings.
 
         Return None if the rank-local state has not changed since `tft_capture(closing=True)`. If
         the tail has changed a part of the rank-local state, return the rank-local state with this
         change, but with the RNG and the data position of that capture.
 
-        `tail` True means that the loop has marked the end of the step. `tail` False means that the
-        update window has just closed and the tail is still to come.
+        `tail` True means that the training loop has marked the end of the step. `tail` False means
+        that the update window has just closed and the tail is still to come.
 
         Not needed: without this hook no setting is restored.
         """

@@ -437,4 +437,6 @@ class LauncherStore(Protocol):
         """Store `words` under `key`, and overwrite an earlier value."""
 
     def take(self, key: str) -> str:
-        """Wait for a value under `key`, remove it from the store, and return it."""
+        """
+        Wait for a value under `key`, remove the value from the store, and return it.
+        """

@@ -22,7 +22,7 @@ _STRIKES = 3
 enough: network links flip a bit now and then, and this source may be the only one that has the
 shard."""
 
-_ODD = "its description of the shard differs from that of the other sources"
+_ODD = "the source describes the shard differently than the other sources do"
 
 
 class ChunkScheduler:
@@ -206,8 +206,8 @@ class ChunkScheduler:
 
     def came(self, source: int, chunk: Request) -> None:
         """
-        Record that a chunk from this source was written to its place in memory, and that the
-        received bytes match their digest.
+        Record that a chunk from a source was written to its place in memory, and that the received
+        bytes match their digest.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -218,7 +218,7 @@ class ChunkScheduler:
 
     def spoilt(self, source: int, chunk: Request) -> bool:
         """
-        Record that a chunk from this source arrived damaged, and let it be fetched again.
+        Record that a chunk from a source arrived damaged, and let the chunk be fetched again.
 
         Return False when the source has sent `_STRIKES` (3) damaged chunks. The caller must then
         stop using the source.
@@ -233,8 +233,8 @@ class ChunkScheduler:
 
     def lose(self, source: int, why: str) -> None:
         """
-        Record that a source is lost for the reason `why`, and make its unfinished chunks available
-        again.
+        Record that a source is lost for the reason `why`, and make the unfinished chunks of this
+        source available again.
 
         The thread of the source must not write to the buffers after this call. After `close` the
         reason is not recorded: the source has not failed; its thread ends because the fetch is

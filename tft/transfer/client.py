@@ -131,7 +131,7 @@ def _started(thread: threading.Thread, place: int, scheduler: ChunkScheduler) ->
     try:
         thread.start()
     except RuntimeError as error:
-        scheduler.lose(place, f"this rank has no thread to fetch from it: {error}")
+        scheduler.lose(place, f"this rank cannot start a thread for this source: {error}")
         return False
     return True
 

@@ -188,7 +188,9 @@ class ShardServer:
                     return False
             else:
                 return True
-        log.warning("shard_client_dropped", peer=peer, why="no thread could be started for it")
+        log.warning(
+            "shard_client_dropped", peer=peer, why="no thread could be started for this client"
+        )
         return False
 
     def _host_guest(self, connection: socket.socket, peer: str) -> None:
@@ -197,7 +199,7 @@ class ShardServer:
         except MalformedMessage as error:
             log.warning("shard_client_dropped", peer=peer, why=str(error))
         except TimeoutError:
-            log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
+            log.warning("shard_client_dropped", peer=peer, why="the client was silent for too long")
         except (EOFError, OSError):
             # log nothing: a client closes the connection when it has the shard, or when it has
             # failed, and a client that has failed logs the reason itself
@@ -243,7 +245,8 @@ class ShardServer:
     ) -> ShardPayload | Refusal:
         """
         Prepare the answer to a client and return it: the content of the shard, or a refusal.
-        Meanwhile, send `Preparing` to the client, so that it does not count this source as silent.
+        Meanwhile, send `Preparing` to the client, so that the client does not count this rank as
+        silent.
         """
         answers: list[ShardPayload | Refusal] = []
         preparing = threading.Thread(
@@ -271,7 +274,7 @@ class ShardServer:
     def _answer(self, hello: Hello, peer: str) -> ShardPayload | Refusal:
         if not hmac.compare_digest(hello.job.encode(), self._job.encode()):
             log.warning(
-                "shard_client_refused", peer=peer, of=hello.rank, why="it named another job"
+                "shard_client_refused", peer=peer, of=hello.rank, why="the client named another job"
             )
             return Refusal(why="this port serves another job")
         if hello.version != VERSION:
