@@ -342,7 +342,7 @@ class Auditor:
         elif isinstance(event, SlicesDiffered | CorruptionTraced):
             raise Broken(
                 "a node is given up only after a second corruption",
-                f"node {node} is given up because of rank {rank}, which had wrong copies at most once",
+                f"node {node} is given up, although copies of rank {rank} were not wrong twice",
             )
 
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
@@ -526,7 +526,7 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
-            # on this node, copies of a rank were wrong twice, so the controller may give the node up
+            # copies of a rank were wrong twice on this node, so the node may be given up
             or order.node in self._slices.left
             or (whole_nodes and order.node in ledger.hurt)
         ):

@@ -354,7 +354,7 @@ class Invariants:
             if str(parts.get(file.name)) != file.digest:
                 raise Broken(
                     "checkpoints are complete",
-                    f"the content of the file {file.name} does not match its digest in the manifest",
+                    f"the content of {file.name} does not match its digest in the manifest",
                 )
 
     # ---------------------------------------------------------------- the end of the job

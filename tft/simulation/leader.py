@@ -42,8 +42,8 @@ NEWS = 0.03
 """The time in seconds in which reports are collected before they are acknowledged together.
 Deadlines are checked at the same interval."""
 FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
-"""The shortest and the longest interval between repetitions of orders, in seconds. Growing intervals
-make the simulation faster."""
+"""The shortest and the longest interval between repetitions of orders, in seconds. The interval
+grows, because this makes the simulation faster."""
 PATIENCE = 2.5
 """Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
 number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so that not all standbys claim the epoch at once.

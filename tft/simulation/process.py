@@ -183,7 +183,7 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
-        # at a freeze order, the agent of the node also sends a heartbeat with the status of its ranks
+        # at a freeze order, the agent of the node also sends a heartbeat with its ranks' status
         if isinstance(order, Freeze):
             self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))

@@ -108,8 +108,8 @@ def _digests(pieces: list[_Piece]) -> list[bytes]:
                 threads.append(thread)
         read()
     finally:
-        # empty the queue `left`: if an exception has interrupted this thread, the other threads must
-        # stop reading
+        # empty the queue `left`: if an exception has interrupted this thread, the other threads
+        # must stop reading
         left.clear()
         for thread in threads:
             thread.join()

@@ -63,7 +63,8 @@ def bring(
     source fails, this function records it as lost in the scheduler, with the reason.
     """
     why: str | None = (
-        "the thread that fetched from the source failed: its traceback is in the output of this rank"
+        "the thread that fetched from the source failed: see its traceback in the output of this "
+        "rank"
     )
     try:
         with (
