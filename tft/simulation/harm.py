@@ -35,7 +35,8 @@ certainly taken over."""
 RESTART = 0.3
 """The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
-"""The phases in which a training thread is in its training loop."""
+"""The phases in which a training thread is in its training loop, without the step gate (where
+orders hold a rank before an update)."""
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
