@@ -97,8 +97,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "of all": (lambda keys: (keys / "broker.key").chmod(0o604), "chmod 600 .*broker.key"),
     "public, of all": (lambda keys: (keys / "broker.pub").chmod(0o666), "chmod 600 .*broker.pub"),
     "directory": (lambda keys: keys.chmod(0o770), "chmod go-w"),
-    "cut": (lambda keys: (keys / "job.key").write_bytes(b"short"), "job.key holds no key"),
-    "no letters": (lambda keys: (keys / "job.pub").write_bytes(b"~" * 40), "job.pub holds no key"),
+    "cut": (lambda keys: (keys / "job.key").write_bytes(b"short"), "job.key contains no key"),
+    "no letters": (
+        lambda keys: (keys / "job.pub").write_bytes(b"~" * 40),
+        "job.pub contains no key",
+    ),
     "other job": (
         lambda keys: (keys / "job.pub").write_bytes((keys / "broker.pub").read_bytes()),
         "job.key and job.pub are not a pair",

@@ -76,7 +76,7 @@ _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    The list of all files that belong to a checkpoint, and the facts that a reader needs.
+    The list of all files of a checkpoint, and the facts that a reader of the checkpoint needs.
     """
 
     digest: str
@@ -123,7 +123,7 @@ class _Versioned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStore:
     """
-    The directory and the names of a job's checkpoints.
+    The directory in which a job writes its checkpoints, and the names of the checkpoints.
     """
 
     directory: Path
@@ -295,7 +295,7 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    # the record is gone: another rank has claimed the parts, and commits the checkpoint
+    # the record of rank 0 is gone: another rank has claimed the parts, and commits the checkpoint
     except FileNotFoundError:
         return None
     parts[0] = directory / _CLAIMED
@@ -326,8 +326,10 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 def _set_aside(directory: Path, aside: Path) -> None:
     """
     Rename the checkpoint `directory` to `aside`. If an older directory has the name `aside`, give
-    the older directory a hidden name first, and remove it. Before it is removed, its inode is
-    compared with that of the checkpoint: another rank may just have renamed the same checkpoint.
+    the older directory a hidden name first, and remove that directory.
+
+    Another rank may just have renamed the same checkpoint to `aside`. So a hidden directory is
+    removed only if its inode differs from the inode of the checkpoint.
     """
     own = directory.stat().st_ino
     while True:
@@ -339,8 +341,8 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        # `rename` raises this if another rank has just hidden the directory `aside`: then the name
-        # `aside` is free
+        # if another rank has just hidden the directory `aside`, `rename` raises FileNotFoundError:
+        # the name `aside` is free then, and the loop tries again
         with suppress(FileNotFoundError):
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
@@ -477,8 +479,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint, so tft does not replace it"
-        # do not tell the operator to rename the directory of a periodic checkpoint, because `sweep`
-        # will remove that directory
+        # do not tell the operator to rename the directory of a periodic checkpoint, because the
+        # function `sweep` will remove that directory
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
                 f"; the complete new checkpoint is in {partial}: move {final.name} away, and "
@@ -489,8 +491,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         # move the old checkpoint away first, because a rename cannot replace a directory that is
-        # not empty. If this process ends before the next rename, `newest` still finds the old
-        # checkpoint under its new name
+        # not empty. If this process ends before the next rename, the function `newest` still finds
+        # the old checkpoint under its new name
         final.rename(replaced)
     partial.rename(final)
     sync(final.parent)
@@ -499,7 +501,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
 
 def is_there(final: Path, manifest: Manifest) -> bool:
     """
-    Return whether `final` is a checkpoint with exactly this manifest. Only the manifest is read.
+    Return whether the directory `final` is a checkpoint with exactly this manifest. Only the
+    manifest is read.
     """
     return _committed(final) == manifest
 
@@ -513,7 +516,7 @@ def _committed(final: Path) -> Manifest | None:
 
 def write_synced(path: Path, content: bytes) -> None:
     """
-    Write a file with this content, and sync it to the disk.
+    Write a file with the content `content`, and sync the file to the disk.
     """
     with path.open("wb") as file:
         file.write(content)
@@ -526,15 +529,16 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def newest(store: CheckpointStore) -> Path | None:
     """
-    Return the complete checkpoint of the highest step, or None if there is none. The files of the
-    checkpoint are not checked.
+    Return the path of a store's complete checkpoint of the highest step, or None if the store has
+    no complete checkpoint. The files of the checkpoint are not checked.
     """
     return next(iter(committed(store)), None)
 
 
 def committed(store: CheckpointStore) -> list[Path]:
     """
-    Return the complete checkpoints, the highest step first. Their files are not checked.
+    Return the paths of the complete checkpoints of a store, the highest step first. The files of
+    the checkpoints are not checked.
     """
     found = [
         (step, not mark, directory)
@@ -571,8 +575,8 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            # a step may have two checkpoints: list only the first, because `committed` yields the
-            # newer checkpoint first
+            # a step may have two checkpoints: list only the newer checkpoint, which the function
+            # `committed` returns first
             found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
 
@@ -587,8 +591,8 @@ def verify(directory: Path) -> Manifest:
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # a file with the suffix BESIDE is checked together with its shard. A file that belongs to no
-    # shard is checked in the same way as a shard
+    # the name of a shard is the first part of its files' names, without the suffix BESIDE of the
+    # file with the rest of its state. A file that belongs to no shard is checked like a shard
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known

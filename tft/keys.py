@@ -49,6 +49,7 @@ class Keys:
     public: bytes
     """The public key of the job, which all processes of the job share."""
     secret: bytes = field(repr=False)
+    """The secret key of the job."""
     broker_secret: bytes = field(default=b"", repr=False)
     """The secret key of the broker. Empty in every process except the broker (see `read_keys`)."""
 
@@ -91,7 +92,8 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        # the rename fails if another process with the same secret has just made the directory
+        # the rename fails if another process has just made the directory: use that directory, and
+        # remove the directory of this process
         except OSError:
             shutil.rmtree(mine)
     _check_directory(directory)
@@ -212,8 +214,8 @@ def _check_directory(directory: Path) -> None:
         )
     if directory.stat().st_mode & _OTHERS_WRITE:
         raise UsageError(
-            f"--curve {directory}: users other than its owner can write there, and could replace "
-            f"the keys of the job: chmod go-w {directory}"
+            f"--curve {directory}: users other than the owner of this directory can write there, "
+            f"and could replace the keys of the job: chmod go-w {directory}"
         )
 
 
@@ -222,8 +224,8 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 raise UsageError(
-                    f"--curve: users other than its owner have access to {path}, and could take "
-                    f"part in the job: chmod 600 {path}"
+                    f"--curve: users other than the owner of {path} can access this file, and "
+                    f"could take part in the job: chmod 600 {path}"
                 )
             return file.read()
     except FileNotFoundError:
@@ -241,7 +243,8 @@ def _key(path: Path) -> bytes:
             raise ValueError
     except (ValueError, KeyError):
         raise UsageError(
-            f"--curve: {path} holds no key; copy the whole directory that `tft keys` has made"
+            f"--curve: the file {path} contains no key; copy the whole directory that `tft keys` "
+            "has made"
         ) from None
     return key
 

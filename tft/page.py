@@ -41,7 +41,7 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 # the indexes of the fields at the beginning of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
-# the index of the word that holds the incarnation whose script has ended, plus 1
+# the index of the word that holds 0, or 1 plus the number of the incarnation whose script has ended
 _SCRIPT_ENDED = 16
 # the ring buffer of slice digests on the page: the index of its first word, the number of its
 # entries, and the number of words in an entry
@@ -65,13 +65,13 @@ _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 _LOW_HALF = 2**32 - 1
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
-"""Largest size of a rank-local state, in bytes."""
+"""The largest size in bytes of a rank-local state that fits into a slot for a capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """
-    All valid captures on a page.
+    All valid captures (copies of the rank-local state) on the page of a rank.
     """
 
     attempt: tuple[int, int]
@@ -109,8 +109,8 @@ class Page:
     @classmethod
     def create(cls) -> "Page":
         """
-        Create a page for a new rank: step 0, outside an update window and outside `train`, without
-        captures.
+        Create a page for a new rank: step 0, outside an update window and outside the user's
+        function `train`, without captures.
         """
         fd = os.memfd_create("tft-page")
         os.ftruncate(fd, _SIZE)  # the file is sparse: memory is used only when a capture is written
@@ -170,15 +170,16 @@ class Page:
         Write that `step` has ended. `after` is True if functions of the user, such as an
         evaluation, must still be called after the step.
 
-        The time of the position is not changed: it stays the time when the window of `step` closed.
+        The time of the last progress is not changed: it stays the time when the update window of
+        `step` closed.
         """
         self._words[_POSITION] = 8 * step + 4 * after
 
     def train(self, inside: bool, stamp: float) -> None:
         """
-        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds). A
-        `stamp` in the future announces that the training thread will show no progress before that
-        time.
+        Write that the training thread has entered (`inside`) or left the user's function `train`,
+        at the time `stamp` (CLOCK_MONOTONIC, seconds). A `stamp` in the future announces that the
+        training thread will show no progress before that time.
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
@@ -188,7 +189,7 @@ class Page:
         Record that the training loop marks the end of each of its steps.
 
         From now on, also in later processes of this rank, a step does not end when its update
-        window closes, but when the loop marks its end.
+        window closes, but when the loop marks the end of the step.
         """
         self._words[_TAILED] = 1
 
@@ -210,8 +211,9 @@ class Page:
         if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
                 f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
-                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the state_dict() "
-                "of the `data` that session.adopt was given return less"
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: let the method "
+                "state_dict() of the object `data`, which the script gives to session.adopt, "
+                "return less"
             )
         tag = 2 * step + closed
         self._write(tag % _SLOTS, tag, local_state)
@@ -236,9 +238,9 @@ class Page:
         Record that an update window opens. Count the window as unprotected if no other node has a
         usable capture of the step at this moment.
 
-        Return True if the other node can use the capture of the step only when it knows that this
-        window has opened. The agent must then send the captures to the other node once more, after
-        `move` was called.
+        Return True if the other node can use the capture of the step only when that node knows that
+        this window has opened. The agent must then send the captures to the other node once more,
+        after the method `move` was called.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY
@@ -272,8 +274,8 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
-        # the tag of the capture is the seed of the digest: so the header of one step never matches
-        # content of another step
+        # the tag of the capture (2 * step, plus 1 for a closed window) is the seed of the digest:
+        # so the header of a capture never matches the content of another step
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
@@ -287,7 +289,7 @@ class Page:
         """
         words, number = self._words, self._words[_POSTED]
         start = RING + number % _ENTRIES * ENTRY_WORDS
-        words[start + _STAMP] = 0  # readers skip this entry while it is being written
+        words[start + _STAMP] = 0  # the stamp 0 makes readers skip the entry while it is written
         words[start + _ATTEMPT] = _joined(digest.incident, digest.round)
         words[start + _STEP] = digest.step
         words[start + _SLICE] = _joined(digest.number + 1, digest.of)
@@ -314,13 +316,13 @@ class Page:
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
                 header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-                # a length over the limit makes the capture invalid: readers skip it
+                # a length over the limit makes the capture invalid: readers skip such a capture
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
-        # write the attempt after the captures were invalidated: a reader that has seen captures of
-        # later steps then still finds the earlier attempt, and does not take these captures for
-        # captures of the new attempt
+        # write the attempt (incident and round) after the captures were invalidated: so a reader
+        # that has seen captures of later steps still finds the earlier attempt, and does not take
+        # these captures for captures of the new attempt
         self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
@@ -360,7 +362,7 @@ class Page:
 
     def training(self) -> bool:
         """
-        Return whether the training thread is inside the user's `train`.
+        Return whether the training thread is inside the user's function `train`.
         """
         return bool(self._words[_TRAINING])
 
@@ -387,7 +389,7 @@ class Page:
 
     def captured(self) -> int:
         """
-        Return the number of changes that were made to the captures on this page so far.
+        Return how often the captures on this page were changed so far.
         """
         return self._words[_CAPTURED]
 
@@ -447,7 +449,7 @@ class Page:
 
     def captures(self) -> Captured:
         """
-        Return all valid captures.
+        Return all valid captures (copies of the rank-local state) on the page.
         """
         words = self._words
         while True:

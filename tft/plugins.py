@@ -105,7 +105,8 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
     missing = [hook for hook in needed if not getattr(adaptor.hook, hook).get_hookimpls()]
     if missing:
         raise UsageError(
-            f"the adaptor {name!r} lacks hooks that every adaptor must have: {', '.join(missing)}"
+            f"the adaptor {name!r} lacks hooks that it must have: {', '.join(missing)}; implement "
+            "these hooks in the adaptor"
         )
 
 
@@ -232,11 +233,11 @@ def call_guarded(
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
     answers: list[Any] = []  # Any: each hook has its own type of answer
-    # call the plugin that was registered last first, as pluggy does
+    # call the plugins in the reverse order of their registration, as pluggy does
     for implementation in reversed(caller.get_hookimpls()):
         try:
-            # call the function of each plugin here: pluggy's own call would stop at the first
-            # plugin that raises an exception
+            # call the function of the plugin without pluggy: a call through pluggy would stop at
+            # the first plugin that raises an exception
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
         except FAILURES as error:  # third-party code may raise any exception
             refuses = may_refuse and isinstance(error, UsageError | SystemExit)

@@ -97,8 +97,9 @@ async def test_participant_without_keys_is_refused_with_a_reason(
     async with without(guarded.address, None) as outside:
         await is_told(
             outside,
-            f"the broker at {guarded.address} uses encryption, and --curve is missing here",
-            f"{guarded.address} closes every connection without a message: does it have a --curve",
+            f"the broker at {guarded.address} uses encryption, but this process has no --curve",
+            f"{guarded.address} closes every connection without a message: was it started with "
+            "--curve, and this process without?",
         )
         told(tmp_path / "broker.log", "peer_refused")
         await assert_unheard(member, outside)
@@ -113,7 +114,7 @@ async def test_participant_with_keys_of_another_job_is_refused_with_a_reason(
         await is_told(
             outside,
             f"the process that listens at {guarded.address} closes every connection without a "
-            "message: is its --curve the same?",
+            "message: was it started with the same --curve?",
         )
         told(tmp_path / "broker.log", "peer_refused", "keys of another job")
         await assert_unheard(member, outside)
@@ -135,7 +136,7 @@ async def test_participant_without_a_key_of_the_job_is_refused(
         await is_told(
             outside,
             f"the broker at {guarded.address} refuses this process, because its key is not one of "
-            "the job's: is its --curve the same?",
+            "the job's keys: was the broker started with the same --curve?",
         )
         told(tmp_path / "broker.log", "peer_refused", "127.0.0.1", "no key of this job")
         await assert_unheard(member, outside)
@@ -210,7 +211,8 @@ async def test_participant_with_keys_refuses_a_broker_without_keys(
                 f"the broker at {broker.address} does not use encryption: was it started without "
                 "--curve?"
             ),
-            f"{broker.address} closes every connection without a message: is its --curve the same?",
+            f"{broker.address} closes every connection without a message: was it started with "
+            "the same --curve?",
         )
 
 
@@ -225,7 +227,7 @@ async def test_participant_refuses_a_broker_with_other_keys(
         arrival = await bus.receive()
 
     assert isinstance(arrival, NotLetIn)
-    assert arrival.why.endswith("is its --curve the same?")
+    assert arrival.why.endswith("started with the same --curve?")
 
 
 async def test_process_that_is_not_a_broker_is_reported() -> None:

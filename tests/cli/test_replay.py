@@ -115,11 +115,11 @@ def test_replay_reports_commands_that_differ(
     [
         (None, UsageError, "cannot be read: No such file or directory"),
         ("", UsageError, "contains no record of a run"),
-        ("{}\n", StoryCorrupt, "line 1: not a line of a story"),
+        ("{}\n", StoryCorrupt, "line 1: it is not a line of a story"),
         (
             '{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","world":4}}\n',
             UsageError,
-            "line 1: the story was written by an earlier tft",
+            "line 1: the story was written by an earlier version of tft",
         ),
     ],
 )

@@ -105,7 +105,9 @@ def test_one_run_of_a_story_can_be_selected_by_its_number(tmp_path: Path) -> Non
 
     assert [len(run.events) for run in runs_of(content, "s", 2).values()] == [4]
     assert list(runs_of(content, "s", -1)) == [3]
-    with pytest.raises(UsageError, match="line 1: the story was written by an earlier tft"):
+    with pytest.raises(
+        UsageError, match="line 1: the story was written by an earlier version of tft"
+    ):
         runs_of(content, "s")
     for absent in (0, 4, -4):
         with pytest.raises(UsageError, match=f"contains 3 runs; there is no run {absent}"):
@@ -233,14 +235,14 @@ def test_story_without_its_beginning_is_not_read(tmp_path: Path) -> None:
         (b"\0" * 40 + b"\n", "line 3: it cannot be read as JSON"),
         (b"\xff\xfe\n", "line 3: it cannot be read as JSON"),
         (b"[" * 100_000 + b"\n", "line 3: it cannot be read as JSON"),
-        (b"[3]\n", "line 3: not a line of a story (Expected `object`, got `array`)"),
-        (b'{"n":3,"at":"2","kind":"Led","body":{}}\n', "line 3: not a line of a story (Expected `float`"),
+        (b"[3]\n", "line 3: it is not a line of a story (Expected `object`, got `array`)"),
+        (b'{"n":3,"at":"2","kind":"Led","body":{}}\n', "line 3: it is not a line of a story (Expected `float`"),
         (b'{"n":3,"at":2,"kind":"Led","body":{}}\n', "line 3: Object missing required field `epoch`"),
         (b'{"n":3,"at":2,"kind":"Sung","body":{}}\n', "line 3: a message of kind 'Sung', which"),
-        (b'{"n":3,"at":2,"kind":"Exited","body":{}}\n', "line 3: a Exited that cannot be read"),
+        (b'{"n":3,"at":2,"kind":"Exited","body":{}}\n', "line 3: a message of kind Exited that cannot be read"),
         (
             b'{"n":3,"at":2,"kind":"Lead","body":{"epoch":1,"heard":{}}}\n',
-            "line 3: a Lead is not an event of a controller",
+            "line 3: a message of kind Lead is not an event of a controller",
         ),
     ],
 )  # fmt: skip
@@ -260,19 +262,25 @@ def test_error_names_a_damaged_opening_line(tmp_path: Path) -> None:
     damage."""
     path = tmp_path / "story.jsonl"
     opening = b'{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","policy":{}}}\n'
-    assert "line 1: not the beginning of a run" in str(damaged(path, 1, opening))
+    assert "line 1: it is not the first line of a run" in str(damaged(path, 1, opening))
     path.unlink()
     led = b'{"n":1,"at":1.0,"kind":"Led","body":{"epoch":1}}\n'
-    assert "line 1: a Led comes before the first line of a run" in str(damaged(path, 1, led))
+    assert "line 1: an event of kind Led comes before the first line of a run" in str(
+        damaged(path, 1, led)
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ({"enable": ["dump"], "max_incidents": 3}, "the story was written by an earlier tft"),
+        (
+            {"enable": ["dump"], "max_incidents": 3},
+            "the story was written by an earlier version of tft",
+        ),
         (
             {"policy": {"mercy": 1, "freeze": 2.0}},
-            "the story was written by another tft, which has mercy",
+            "the story was written by another version of tft, and has fields that this version does "
+            "not know: mercy;",
         ),
     ],
 )

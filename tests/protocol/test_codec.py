@@ -174,8 +174,14 @@ def test_message_of_another_version_is_refused() -> None:
         (spoilt(kind="Nonsense"), "'node.1/0' sent a message of kind 'Nonsense', which version"),
         (spoilt(kind="x" * 10_000), "…, which version"),
         (spoilt(body=[]), "not a message of tft: Expected `object`, got `array` - at `$.body`"),
-        (spoilt(body={}), "a Beat that cannot be read: Object missing required field `node`"),
-        (spoilt_body(node="1"), "'node.1/0' sent a Beat that cannot be read: Expected `int`"),
+        (
+            spoilt(body={}),
+            "a message of kind Beat that cannot be read: Object missing required field `node`",
+        ),
+        (
+            spoilt_body(node="1"),
+            "'node.1/0' sent a message of kind Beat that cannot be read: Expected `int`",
+        ),
         (spoilt_body(mood="good"), "Unknown field - at `$.mood`"),
         (spoilt_body(at=float("nan")), "Expected a finite number, got `nan` - at `$.at`"),
         (

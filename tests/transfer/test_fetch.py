@@ -136,7 +136,7 @@ def test_fetch_survives_a_source_killed_inside_a_chunk(opened: Opened) -> None:
 
     assert room.taken == [META]
     assert given(logs) == {0: 0, 1: size}
-    assert lost(logs) == {0: "the source closed the connection"}
+    assert lost(logs) == {0: "the source closed the connection before the transfer was complete"}
 
 
 def test_chunks_of_a_hanging_source_are_fetched_from_another(opened: Opened) -> None:
@@ -222,7 +222,9 @@ def test_source_is_not_at_fault_if_this_rank_has_no_thread_for_it(opened: Opened
 
     assert odd == {}
     assert room.taken == [META]
-    assert lost(logs) == {0: "this rank has no thread to fetch from it: can't start new thread"}
+    assert lost(logs) == {
+        0: "this rank cannot start a thread for this source: can't start new thread"
+    }
 
 
 def test_fetch_without_threads_fails(opened: Opened) -> None:
@@ -230,7 +232,7 @@ def test_fetch_without_threads_fails(opened: Opened) -> None:
     server = opened(serve(MANY))
     with (
         no_more_threads(),
-        pytest.raises(TransferFailed, match="this rank has no thread to fetch from it"),
+        pytest.raises(TransferFailed, match="this rank cannot start a thread for this source"),
     ):
         fetch_into(Room(MANY), server.address)
 

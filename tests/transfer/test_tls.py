@@ -109,9 +109,9 @@ def test_client_without_a_key_of_the_job_fetches_nothing(
 
     assert not any(map(any, room.memory.values()))
     if who == "of another job":
-        assert "is its --curve the same?" in str(failed.value)
+        assert "was the source started with the same --curve?" in str(failed.value)
     [refused] = [log for log in logs if log["event"] == "shard_client_dropped"]
-    assert "is its --curve the same?" in refused["why"]
+    assert "was the client started with the same --curve?" in refused["why"]
 
 
 def test_source_without_the_key_of_the_job_is_refused(
@@ -122,7 +122,7 @@ def test_source_without_the_key_of_the_job_is_refused(
     plain = opened(serve(SHARD))
     room = Room(SHARD)
 
-    with pytest.raises(TransferFailed, match="is its --curve the same"):
+    with pytest.raises(TransferFailed, match="was the source started with the same --curve"):
         fetch_into(room, pretending.address, plain.address, tls=tls(keys))
 
     assert not any(map(any, room.memory.values()))

@@ -24,6 +24,7 @@ from tft.protocol import codec, topics
 from tft.protocol.messages import Envelope, Message
 
 _PRESENCE = topics.presence("")
+"""The bytes with which every presence topic begins (see `Bus.listened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class Bus(Protocol):
 
     async def receive(self) -> Arrival:
         """
-        Wait for the next arrival and return it.
+        Wait for the next arrival (a received message, or news about a participant), and return it.
 
         Only one task may call this method. If the call is cancelled, no arrival is lost.
         """
@@ -145,7 +146,7 @@ class Participant:
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
-        Send a message (see `Bus.publish`).
+        Send a message to the participants that are subscribed to `topic` (see `Bus.publish`).
         """
         envelope = Envelope(job=self._job, sender=self._sender, number=number, message=message)
         if self._open:
@@ -153,7 +154,8 @@ class Participant:
 
     async def receive(self) -> Arrival:
         """
-        Return the next arrival (see `Bus.receive`).
+        Return the next arrival: a received message, or news about a participant (see
+        `Bus.receive`).
         """
         return await self._arrivals.get()
 
@@ -165,11 +167,12 @@ class Participant:
 
     def close(self) -> None:
         """
-        Mark the transport as closed. Messages that are published after this call are dropped.
+        Record that the transport is closed. Messages that are published after this call are
+        dropped.
         """
         self._open = False
 
-    # ------------------------------------------------------------ calls of the transport
+    # ------------------------------------------------------------ methods that the transport calls
 
     def frame(self, topic: bytes, frame: bytes) -> None:
         """
@@ -188,7 +191,7 @@ class Participant:
 
     def malformed(self, why: str) -> None:
         """
-        Add a `Malformed` arrival, for bytes that are no valid frame.
+        Add a `Malformed` arrival, because bytes came that are no valid frame. `why` says what came.
         """
         self._arrivals.put_nowait(Malformed(why=why))
 
@@ -221,8 +224,8 @@ class Participant:
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # remove the topic, or the dict would grow without limit: every process that connects
-            # has a presence topic of its own
+            # every process that connects has a presence topic of its own: if ended topics were not
+            # removed, the dict `_listened` would grow without limit
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))

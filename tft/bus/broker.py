@@ -29,6 +29,7 @@ BACKLOG = 4096
 the broker all participants connect at once."""
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
+"""The signals that end the broker."""
 
 
 def main(
@@ -43,9 +44,9 @@ def main(
     Run the broker at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT arrives.
 
     Call this function on the main thread. With `port` 0, the broker picks a free pair of ports.
-    `opened` is called with the first port when both ports accept connections. `curve` is a
-    directory with keys. If it is given, the broker accepts only participants that have these keys,
-    and all bytes are encrypted.
+    The function `opened` is called with the number of the first port when both ports accept
+    connections. `curve` is a directory with keys. With `curve`, the broker accepts only
+    participants that have these keys, and all bytes are encrypted.
 
     Raises `AddressTaken` when a port is in use. Raises `UsageError` when `host` is not an address
     of this machine. Without `insecure` and `curve`, also raises `UsageError` when `host` is not a
@@ -120,8 +121,8 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            # release the first port for the next try; `unbind` raises an error if not the second
-            # but the first port was in use
+            # release the first port, so that the next try can use it. If the first port itself was
+            # in use, the socket is not bound to it, and `unbind` raises an error
             with suppress(zmq.ZMQError):
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:
@@ -129,8 +130,8 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
         else:
             return candidate
     raise AddressTaken(
-        f"the broker found no two neighbouring free ports on {host}, which it needs: choose a port "
-        "with --port"
+        f"the broker needs two neighbouring free ports on {host}, and has found none: choose a "
+        "port with --port"
     )
 
 

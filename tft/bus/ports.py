@@ -22,8 +22,8 @@ def check_free(host: str, port: int) -> None:
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # with this option, a port whose old connections are in TIME_WAIT counts as free; the
-            # sockets of the broker have the option too
+            # with the option SO_REUSEADDR, a port whose old connections are in TIME_WAIT counts as
+            # free. The sockets of the broker have the option too, so the broker can use such a port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))
@@ -55,7 +55,10 @@ def free_address(host: str) -> str:
         except AddressTaken:
             continue
         return f"{host}:{port}"
-    raise AddressTaken(f"the broker needs two neighbouring ports of {host}, and none are free")
+    raise AddressTaken(
+        f"the broker needs two neighbouring free ports on {host}, and none were found: end "
+        "processes that listen at ports of this machine"
+    )
 
 
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
@@ -67,8 +70,9 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     encrypted or the network is trusted.
 
     Raises `UsageError` in three cases. First: `address` cannot be resolved. Second: `address` is
-    no loopback address or `localhost`, but resolves to a loopback address, which other machines
-    cannot use. Third: the result is no loopback address although `trusted` is False.
+    neither a loopback address nor `localhost`, but resolves to a loopback address, which other
+    machines cannot use. Third: `address` resolves to an address that is no loopback address,
+    although `trusted` is False.
     """
     try:
         host = socket.gethostbyname(address)
@@ -111,10 +115,12 @@ def own_address(host: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # a UDP connect sends nothing; it only makes the kernel choose the route
+            # `connect` on a UDP socket sends nothing: it only makes the kernel choose the route to
+            # `host`, and with it this machine's own address
             probe.connect((host, 9))
         except OSError as error:
             raise UsageError(
-                f"this machine has no route to {host}, the machine of process 0: {error.strerror}"
+                f"this machine has no route to {host}, the machine of process 0 "
+                f"({error.strerror}): check the address and the network of this machine"
             ) from None
         return str(probe.getsockname()[0])

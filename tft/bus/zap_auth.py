@@ -29,8 +29,8 @@ _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DE
 """The events that libzmq reports for connections that fail before it asks the handler. The log does
 not name the peer of such a connection, because the event does not contain the peer's address."""
 _REMEMBERED = 1000
-"""The number of refused peers that are remembered. A refused process tries to connect again every
-second, and a remembered refusal is not logged again."""
+"""The highest number of refused peers that are remembered. A refused process tries to connect again
+every second, and a remembered refusal is not logged again."""
 
 
 class ZapAuthenticator:
@@ -51,13 +51,14 @@ class ZapAuthenticator:
             each.curve_server = True
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            # without this option, libzmq would accept every peer as long as the handler's thread
-            # does not run
+            # without the option ZAP_ENFORCE_DOMAIN, libzmq would accept every peer until the thread
+            # of the ZAP handler runs
             each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             each.monitor(f"inproc://authenticator-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
-            failures.set_hwm(0)  # no limit: a full queue would block libzmq's network thread
+            # 0 means no limit of queued events: a full queue would block libzmq's network thread
+            failures.set_hwm(0)
             failures.connect(f"inproc://authenticator-{number}")
             self._failures.append(failures)
 
@@ -95,26 +96,26 @@ class ZapAuthenticator:
             self.close()
         except BaseException:
             log.critical("door_fell_shut", exc_info=True)
-            # end the whole broker, because a broker without this thread accepts nobody; `tft run`
-            # then starts another broker
+            # end the process of the broker: without the thread of the ZAP handler, the broker would
+            # accept nobody. `tft run` then starts another broker
             os._exit(70)
 
     def _answer(self) -> None:
         version, number, _, address, _, mechanism, *credentials = self._asked.recv_multipart()
         known = mechanism == b"CURVE" and credentials == [self._member]
         if not known:
-            self._tell(address.decode(errors="replace"), "it has no key of this job")
+            self._tell(address.decode(errors="replace"), "the process has no key of this job")
         status = (b"200", b"OK") if known else (b"400", b"no key of this job")
         self._asked.send_multipart([version, number, *status, b"", b""])
 
     def _look(self, failures: Socket) -> None:
         seen = parse_monitor_message(failures.recv_multipart())
         if seen["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-            self._tell("unknown", "it left before it had shown a key")
+            self._tell("unknown", "the process left before it had shown a key")
         elif seen["value"] == MISMATCH:
-            self._tell("unknown", "it does not use encryption")
+            self._tell("unknown", "the process does not use encryption")
         else:
-            self._tell("unknown", "it has keys of another job, or is not a process of tft")
+            self._tell("unknown", "the process has keys of another job, or is not a process of tft")
 
     def _tell(self, peer: str, why: str) -> None:
         if (peer, why) in self._told:

@@ -46,9 +46,9 @@ CONNECT_TIMEOUT_MS = 1000
 limit, the kernel would wait longer and longer between its tries to connect to a silent machine."""
 
 REFUSED_RETRY = 1.0
-"""The time in seconds after which this process tries again to connect, when a broker has refused
-it. The broker of this job may have been started at the address since. ZeroMQ itself does not try
-again after a refusal."""
+"""The time in seconds after which a process tries again to connect, when a broker has refused the
+process. Meanwhile, the broker of this job may have been started at the same address. ZeroMQ itself
+does not try again after a refusal."""
 
 CUT_OFF = 3
 """The number of connections in a row that must end during the handshake before the bus reports a
@@ -144,7 +144,9 @@ class _Line:
         """
         Connect to the broker, for the first time or again after ZeroMQ has stopped trying.
         """
-        with suppress(zmq.ZMQError):  # the first call raises: there is nothing to disconnect yet
+        # before the first connection there is nothing to disconnect, so `disconnect` raises an
+        # error then
+        with suppress(zmq.ZMQError):
             self.socket.disconnect(self._endpoint)
         self.socket.connect(self._endpoint)
 
@@ -163,9 +165,9 @@ def _connected(
         _line(context, zmq.XPUB, host, port, keys) as voice,
         _line(context, zmq.SUB, host, port + 1, keys) as ear,
     ):
-        # With this option, ZeroMQ queues messages only while the broker is connected. When the
-        # broker is lost, no old message is kept for its return. All subscriptions end then, so all
-        # other participants are reported as gone.
+        # With the option IMMEDIATE, ZeroMQ queues messages only while the broker is connected, so a
+        # restarted broker gets no old messages. When the broker is lost, all subscriptions end, and
+        # all other participants are reported as gone.
         voice.socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             voice.connect()
@@ -188,7 +190,8 @@ def _line(
             socket.curve_secretkey = keys.secret
         socket.monitor(f"inproc://handshakes-{port}", _HANDSHAKES)
         handshakes.linger = 0
-        handshakes.set_hwm(0)  # if this queue were full, ZeroMQ's own thread would block
+        # 0 means no limit of queued handshake results: a full queue would block ZeroMQ's own thread
+        handshakes.set_hwm(0)
         handshakes.connect(f"inproc://handshakes-{port}")
         yield _Line(socket, handshakes, host, port)
 
@@ -218,8 +221,8 @@ class _Link:
         for line in self._lines:
             self._loop.add_reader(line.handshakes, self._read_handshakes, line)
             self._read_handshakes(line)
-        # read what has arrived before now: the file descriptor of a ZeroMQ socket becomes readable
-        # only when something new arrives
+        # read the notices and frames that arrived before the event loop watched the sockets: the
+        # file descriptor of a ZeroMQ socket becomes readable only when something new arrives
         self._read_notices()
         self._read_frames()
 
@@ -273,8 +276,8 @@ class _Link:
                     self._cut_off = 0
                     self._told.clear()
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                    # one counter for the two sockets of the participant, because both sockets
-                    # connect to the same broker
+                    # count the failed handshakes of both sockets of the participant together,
+                    # because both sockets connect to the same broker
                     self._cut_off += 1
                     if self._cut_off >= CUT_OFF:
                         self._tell(self._why_cut_off())
@@ -293,9 +296,9 @@ class _Link:
 
     def _why_cut_off(self) -> str:
         keys = (
-            "is its --curve the same?"
+            "was it started with the same --curve?"
             if self._encrypts
-            else "does it have a --curve that is missing here?"
+            else "was it started with --curve, and this process without?"
         )
         return (
             f"the process that listens at {self._broker} closes every connection without a "
@@ -306,7 +309,7 @@ class _Link:
         if failed == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return (
                 f"the broker at {self._broker} refuses this process, because its key is not one "
-                "of the job's: is its --curve the same?"
+                "of the job's keys: was the broker started with the same --curve?"
             )
         if value != MISMATCH:
             return f"the process that listens at {self._broker} is not the broker of this job"
@@ -315,7 +318,7 @@ class _Link:
                 f"the broker at {self._broker} does not use encryption: was it started without "
                 "--curve?"
             )
-        return f"the broker at {self._broker} uses encryption, and --curve is missing here"
+        return f"the broker at {self._broker} uses encryption, but this process has no --curve"
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """

@@ -23,11 +23,12 @@ FRAME_LIMIT = 64 * 2**20
 """
 The maximum size in bytes of a frame, which is one encoded message. The largest message is `Save`,
 the order to write a last checkpoint. It carries the rank-local state of ranks that cannot write
-their own: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of models
-is never sent in a frame.
+their own state: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of
+models is never sent in a frame.
 """
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
+"""By name of a message's class (the field `kind` of a frame): the class."""
 
 
 class _Wire(
@@ -65,8 +66,8 @@ def encode(envelope: Envelope) -> bytes:
     )
     if len(frame) > FRAME_LIMIT:
         raise InternalError(
-            f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
-            f"the limit of a frame is {FRAME_LIMIT}"
+            f"the message {type(envelope.message).__name__} of {envelope.sender} has {len(frame)} "
+            f"bytes, and cannot be sent: a message may have at most {FRAME_LIMIT} bytes"
         )
     return frame
 
@@ -80,12 +81,13 @@ def decode(frame: bytes) -> Envelope:
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
             f"a message of {len(frame)} bytes was received; a message of tft has at most "
-            f"{FRAME_LIMIT}"
+            f"{FRAME_LIMIT} bytes"
         )
     came = unpack(frame)
     if not isinstance(came, dict):
         raise MalformedMessage(
-            f"a {type(came).__name__} was received that is no message of tft, which is always a map"
+            f"a {type(came).__name__} was received that is no message of tft: a message is always "
+            "a map"
         )
     sender = _brief(repr(came.get("from", "somebody unnamed")))
     _refuse_other_versions(came, sender)
@@ -166,14 +168,14 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     try:
         message = msgspec.convert(body, shape, str_keys=str_keys)
     except msgspec.ValidationError as error:
-        raise MalformedMessage(f"a {kind} that cannot be read: {error}") from None
+        raise MalformedMessage(f"a message of kind {kind} that cannot be read: {error}") from None
     flaw = _flaw(body, msgspec.to_builtins(message, str_keys=str_keys), "$")
     if flaw is not None:
-        raise MalformedMessage(f"a {kind} that cannot be read: {_brief(flaw)}")
+        raise MalformedMessage(f"a message of kind {kind} that cannot be read: {_brief(flaw)}")
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: a value nested like `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: lists and dicts as in `came`
     """
     Return a text about an error in received fields that msgspec does not detect, or None if there
     is no such error.

@@ -75,8 +75,7 @@ class ShardCopies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
     """
-    One file of a last checkpoint (the checkpoint that survivors write before a job ends), as
-    described by the rank that wrote the file.
+    One file of a checkpoint, as described by the rank that wrote the file.
     """
 
     name: str
@@ -181,8 +180,8 @@ class Faulted:
     """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
     state of `position.step` is used."""
     not_after: int | None = None
-    """The last step whose copies are not affected, if the error happened earlier than the rank has
-    noticed it. Copies of later steps are not used. None: the error is not known to be older."""
+    """The last step whose copies are not affected, if the error began before the rank noticed it.
+    Copies of later steps are not used. None: the error is not known to have begun earlier."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
@@ -223,13 +222,13 @@ class Answered:
     different content in this part by design. An empty dict means that the rank has no complete
     state, or that its state cannot be compared."""
     compared: float = 0.0
-    """The time in seconds that the rank needed to compute the digests."""
+    """The time in seconds that the rank needed to compute the digests of its state."""
     line: str = ""
     """For `stop`: the line of the script (FILE:LINE) at which the training thread left the loop, if
     it left the loop in the tail of step `held`. Empty: it did not leave the loop in a tail."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: by rank that was asked for a shard but did not deliver it as needed: what went
-    wrong. This rank has fetched the shard from other ranks."""
+    """For `fetch`: the ranks that did not deliver a shard as needed, each with a text that says
+    what went wrong. The rank that answers has fetched the shard from other ranks."""
     inexact: tuple[str, ...] = ()
     """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
     such as code in the tail that draws random numbers."""
@@ -427,8 +426,8 @@ class Recalled:
     local_state: dict[int, str]
     """By step: the rank-local state (hexadecimal) of the rank at this step."""
     early: tuple[int, ...] = ()
-    """The steps whose state in `local_state` was captured before the step had ended. The list is
-    empty if this rank was never seen to change its rank-local state so late in a step."""
+    """The steps whose state in `local_state` was captured before the step had ended. Empty if this
+    rank was never seen to change its rank-local state after the all-reduces of a step."""
     at: float
 
 
@@ -504,7 +503,7 @@ class SwitchRequested:
     """
 
     ranks: tuple[int, ...]
-    """The ranks to move. Empty: cancel an earlier request."""
+    """The ranks that are to move to other nodes. Empty: cancel an earlier request."""
     why: str
     at: float
 
@@ -594,7 +593,7 @@ class SliceDigest:
     shard: int
     """The index of the shard among the shards of the rank, in the order of `Ready.shards`."""
     digest: int
-    """The XXH3-64 of the slice."""
+    """The XXH3-64 of the slice, or of what the rank contributed to the gradients (see `number`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -698,7 +697,7 @@ class LocalStates:
     """
 
     node: int
-    """The node that sends."""
+    """The node whose agent sends this message."""
     pid: int
     """The pid of the agent that sends the message. If the node gets another agent, `number` starts
     anew."""
@@ -732,7 +731,7 @@ class LocalStatesKept:
     """
 
     keeper: int
-    """The node that answers."""
+    """The node whose agent sends this answer."""
     node: int
     pid: int
     rank: int
@@ -750,8 +749,8 @@ class LocalStatesKept:
 # `round` (the attempt within the incident) a rank recognizes an order that arrives too late. `to`
 # lists the ranks that carry out the order. `incarnations` says, by rank, which process of the rank
 # carries out the order; a rank without an entry has its first process (incarnation 0). A process
-# with another incarnation ignores the order: it was given up but still runs, or it is a successor
-# that will take the rank over later.
+# with another incarnation ignores the order. Such a process was given up but still runs, or is a
+# successor that will take the rank over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -893,11 +892,11 @@ class Regroup:
     """The first step that will be computed with these groups. 0: the step is not known yet, because
     the ranks will find and load a checkpoint themselves (order `Reload`)."""
     name: str
-    """A name that no earlier set of groups has had."""
+    """A name that no earlier set of process groups has had."""
     host: str
     port: int
     without: tuple[int, ...] = ()
-    """The ranks that are not in the groups, because the job continues without them."""
+    """The ranks that are not in the process groups, because the job continues without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -953,7 +952,8 @@ class Rollback:
     """The number of batches of training data to draw and drop after the rollback."""
     local_state: dict[int, str] = field(default_factory=dict)
     """By rank: the rank-local state (hexadecimal) that the rank's lost process had captured. The
-    new process uses it if it does not find the captured state in the shared memory of its node."""
+    new process of the rank uses this state if the shared memory of its node does not contain the
+    captured state."""
     derive: tuple[int, ...] = ()
     """The ranks that must compute their rank-local state from the step number, because they have
     not trained lately or their captured state is lost."""
@@ -1141,7 +1141,7 @@ class Recall:
 
     epoch: int
     node: int
-    """The node that has kept the state."""
+    """The node that has kept the rank-local state."""
     lost: int
     """The node that was lost."""
     ranks: tuple[int, ...]
@@ -1216,7 +1216,8 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""By class of an order: the name of the order in answers to it (`Answered.order`)."""
+"""By class of an order: the name of the order, which the answer to the order repeats
+(`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ Ranks, agents, the launcher and commands of `tft` subscribe to it."""
 
 def agent(node: int) -> bytes:
     """
-    Return the topic of the agent of a node. Other agents publish messages to this agent on it, and
-    only this agent subscribes to it.
+    Return the topic of the agent of a node. Other agents publish messages to this agent on the
+    topic, and only this agent subscribes to the topic.
     """
     return b"agent." + str(node).encode()
 

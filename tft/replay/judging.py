@@ -1,5 +1,5 @@
 """
-Replay a story: give the recorded events of a run to the job machine of this version, and compare
+Replays stories: gives the recorded events of a run to the job machine of this version, and compares
 the commands that the machine returns with the recorded commands. The job machine is the state
 machine that makes the decisions of the controller.
 
@@ -34,7 +34,8 @@ from tft.replay.recording import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """
-    The part of the job machine's state between two events that the timeline of a run shows.
+    The part of the job machine's state that the timeline of a run shows. It is read before and
+    after each event. The job machine is the state machine of the controller.
     """
 
     state: str
@@ -49,7 +50,7 @@ class Stand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """
-    One recorded event, and the commands that the machine returns for this event in the replay.
+    One recorded event, and the commands that the job machine returns for this event in the replay.
     """
 
     recorded: StoryEvent
@@ -60,8 +61,8 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        True if the machine returns other commands for this event than the recorded commands. False
-        if no commands were recorded for the event.
+        True if the job machine now returns other commands for this event than the recorded
+        commands. False if no commands were recorded for the event.
         """
         return self.recorded.then is not None and self.recorded.then != fingerprint(self.commands)
 
@@ -77,15 +78,15 @@ class Replay:
     """The job machine after the last event that was replayed."""
     turns: tuple[Turn, ...]
     failed_at: StoryEvent | None = None
-    """The event at which the machine raised an exception; later events were not replayed. None if
-    the machine raised no exception."""
+    """The event at which the job machine raised an exception; later events were not replayed. None
+    if the job machine raised no exception."""
     failure: str = ""
-    """The exception of the machine, as text. Empty if the machine raised no exception."""
+    """The exception of the job machine, as text. Empty if the job machine raised no exception."""
 
     @property
     def differences(self) -> list[Turn]:
         """
-        The events for which the machine now returns other commands than the recorded ones.
+        The events for which the job machine now returns other commands than the recorded commands.
         """
         return [turn for turn in self.turns if turn.differs]
 

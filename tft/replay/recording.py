@@ -69,7 +69,7 @@ class Opened:
 
     def machine(self) -> Machine:
         """
-        Return a new machine for this run, which has handled no event yet.
+        Return a new job machine for this run, which has handled no event yet.
         """
         origin = Origin(
             job=self.job,
@@ -167,7 +167,7 @@ class Story:
 
     def opened(self, opened: Opened) -> None:
         """
-        Write the line with which a run begins. It has the arguments of the run's job machine.
+        Write the line with which a run begins. The line has the arguments of the run's job machine.
         """
         self._write(opened_line(opened))
 
@@ -200,7 +200,7 @@ def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
 
 def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line with which a run begins. It has the arguments of the run's job machine.
+    Return the line with which a run begins. The line has the arguments of the run's job machine.
     """
     body = msgspec.to_builtins(opened, order="deterministic")
     return {"at": opened.at, "kind": "Opened", "body": body}
@@ -208,8 +208,8 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
 
 def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line of an event. `then` is the fingerprint of the commands for this event, or None
-    if the commands are not known.
+    Return the line of an event for the story file. `then` is the fingerprint of the commands for
+    this event, or None if the commands are not known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}
@@ -288,7 +288,7 @@ def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], i
                 lost += jumped if jumped > 0 else unread
         except (StoryCorrupt, UsageError):
             # the damage may have overwritten line ends, so the unreadable `text` may have been
-            # several lines: count as many lines as it can have held
+            # several lines: count the highest number of lines that fit into its length
             unread += 1 + len(text) // _SHORTEST
             continue
         last, unread = line.n, 0
@@ -328,7 +328,8 @@ def _chapters(content: bytes, name: str) -> list[list[_Line]]:
         if line.kind == "Opened":
             chapters.append([])
         elif not chapters:
-            raise _corrupt(name, number, f"a {line.kind} comes before the first line of a run")
+            why = f"an event of kind {line.kind} comes before the first line of a run"
+            raise _corrupt(name, number, why)
         chapters[-1].append(line)
     return chapters
 
@@ -346,7 +347,7 @@ def _read(text: bytes, number: int, name: str) -> _Line:
     try:
         return msgspec.convert(json.loads(text), _Line)
     except msgspec.ValidationError as error:
-        raise _corrupt(name, number, f"not a line of a story ({error})") from None
+        raise _corrupt(name, number, f"it is not a line of a story ({error})") from None
     except (ValueError, RecursionError) as error:
         raise _corrupt(name, number, f"it cannot be read as JSON ({error})") from None
 
@@ -365,19 +366,20 @@ def _opened(line: _Line, name: str) -> Opened:
     policy = line.body.get("policy")
     if not isinstance(policy, dict):
         raise UsageError(
-            f"{name}, line {line.n}: the story was written by an earlier tft, which did not "
-            "record its limits and commands: read this story with that version of tft"
+            f"{name}, line {line.n}: the story was written by an earlier version of tft, which did "
+            "not record its limits and commands: read this story with that version of tft"
         )
     unknown = {*line.body} - _names(Opened) | {*policy} - _names(Policy)
     if unknown:
         raise UsageError(
-            f"{name}, line {line.n}: the story was written by another tft, which has "
-            f"{', '.join(sorted(unknown))}: read this story with that version of tft"
+            f"{name}, line {line.n}: the story was written by another version of tft, and has "
+            f"fields that this version does not know: {', '.join(sorted(unknown))}; read this "
+            "story with that version of tft"
         )
     try:
         return msgspec.convert(line.body, Opened)
     except msgspec.ValidationError as error:
-        raise _corrupt(name, line.n, f"not the beginning of a run ({error})") from None
+        raise _corrupt(name, line.n, f"it is not the first line of a run ({error})") from None
 
 
 def _names(declared: type[Opened | Policy]) -> set[str]:
@@ -392,7 +394,8 @@ def _event(line: _Line, name: str) -> Event:
     except (msgspec.ValidationError, MalformedMessage) as error:
         raise _corrupt(name, line.n, str(error)) from None
     if not isinstance(message, REPORTS):
-        raise _corrupt(name, line.n, f"a {line.kind} is not an event of a controller")
+        what = f"a message of kind {line.kind} is not an event of a controller"
+        raise _corrupt(name, line.n, what)
     return Received(
         at=line.at,
         sender=line.sender,

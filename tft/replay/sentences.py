@@ -79,6 +79,7 @@ these events out, because other lines of the timeline show the same facts."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
+"""Names of fields of messages that the timeline does not show."""
 LONG = 100
 """The maximum number of characters that the timeline shows of one long text, such as the value of a
 field of a message."""
@@ -229,14 +230,14 @@ def _spread(message: Faulted | Noticed) -> str:
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal has no name
+    except ValueError:  # Python has no name for a real-time signal
         return f"signal {number}"
 
 
 def plainly(message: object) -> str:
     """
-    Return a message as text: the rank, the name of the message's class, and the fields that are of
-    interest.
+    Return a message as text: the rank, the name of the message's class, and those fields that tell
+    an operator something.
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "

@@ -236,7 +236,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        # one failure of the network makes many ranks report a fault
+        # one failure of the network makes many ranks report a fault: show their reports in one line
         case Faulted(kind="network", step=step) if stand.open:
             return ("Faulted", stand.incident, stand.round, step)
         case _:

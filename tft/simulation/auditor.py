@@ -101,14 +101,14 @@ class Auditor:
         self._vetoed: set[str] = set()
         self._isolated: set[int] = set()
         self._to_end = ""
-        """Why the job has to end. Empty when it does not have to."""
+        """Why the job has to end. Empty when the job does not have to end."""
         self._unread = 0
-        """The number of `load` orders that have failed."""
+        """The number of orders to load a checkpoint that have failed."""
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that the machine is about to handle, and the state of the machine before
-        this event.
+        Record an event that the job machine (the state machine of the leading controller) is about
+        to handle, and the state of the job machine before this event.
         """
         self._state = machine.state
         incident = machine.incident
@@ -124,7 +124,9 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # the strategies that were offered may be impossible now
+                # forget the strategies that the machine has offered to the recovery plugins: after
+                # this report the offered strategies may be impossible
+                self._consult = None
             if not (isinstance(message, Answered) and self._is_impostor(machine, event)):
                 self._ledger.hears(machine, message)
             self._copies.hears(message)
@@ -144,7 +146,7 @@ class Auditor:
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
-        Check the commands and the state of the machine after an event. Raises `Broken` when an
+        Check the commands and the state of the job machine after an event. Raises `Broken` when an
         invariant does not hold.
         """
         if isinstance(event, Received):
@@ -188,8 +190,8 @@ class Auditor:
             case Advised():
                 self._followed(machine, event.message)
             case Answered(order="load", failure=str()):
-                # Only a rank's own part of the checkpoint holds its rank-local state. If a rank
-                # cannot read its part, no other rank can supply this state.
+                # Count the failed `load` orders, because the job may end after the second failure:
+                # no other rank can supply the rank-local state that a rank could not read.
                 self._unread += 1
                 if self._unread > 1:
                     self._chances.may_end("a checkpoint could not be read twice")
@@ -234,12 +236,13 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # the controller may blame another rank or none for such a fault
+            return  # the controller may blame another rank, or no rank, for a fault of these kinds
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
         raise Broken(
-            "each fault belongs to an incident", f"{kind} at rank {rank} is in no incident"
+            "each fault belongs to an incident",
+            f"a fault of kind {kind} at rank {rank} is in no incident",
         )
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
@@ -339,7 +342,7 @@ class Auditor:
         elif isinstance(event, SlicesDiffered | CorruptionTraced):
             raise Broken(
                 "a node is given up only after a second corruption",
-                f"node {node} is given up for rank {rank}",
+                f"node {node} is given up, although copies of rank {rank} were not wrong twice",
             )
 
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
@@ -382,7 +385,7 @@ class Auditor:
         if again:
             raise Broken(
                 "kept rank-local state is not made anew",
-                f"ranks {again} make that of step {order.step} anew",
+                f"ranks {again} are told to recompute the rank-local state of step {order.step}",
             )
 
     def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
@@ -393,7 +396,8 @@ class Auditor:
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         found = self._slices.found
         if found is not None and step >= 0:
-            saves = isinstance(order, Save)  # a save order can write only what is in memory
+            # a save order can write only state that is in memory, so checkpoints do not count then
+            saves = isinstance(order, Save)
             earlier = self._chances.earlier(machine, found.sound, held=saves)
             self._slices.goes_back(machine, step, earlier)
 
@@ -414,7 +418,8 @@ class Auditor:
                 if not ledger.has_answered(need, rank, key, incarnation):
                     raise Broken(
                         "an order waits for the answers before it",
-                        f"{name} before rank {rank} has answered to {need}",
+                        f"the order {name} was sent before rank {rank} had answered the order "
+                        f"{need}",
                     )
 
     def _sources_hold(self, order: Fetch) -> None:
@@ -521,13 +526,15 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
-            or order.node in self._slices.left  # the node may be given up after this order
+            # copies of a rank were wrong twice on this node, so the node may be given up
+            or order.node in self._slices.left
             or (whole_nodes and order.node in ledger.hurt)
         ):
             return
         raise Broken(
             "a process is ended only for a reason",
-            f"rank {rank} is to be ended in incident {machine.incident.number}: {order.cause}",
+            f"in incident {machine.incident.number}, the process of rank {rank} is to be ended "
+            f"without a reason that was reported: {order.cause}",
         )
 
     def _refused(self, machine: Machine, refused: Refused) -> None:
@@ -541,7 +548,8 @@ class Auditor:
         ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
         if rank_state not in ledger.processes.ended and process.node.number not in ledger.lost:
             raise Broken(
-                "the holder of a rank is not refused", f"rank {refused.rank}: {refused.why}"
+                "the holder of a rank is not refused",
+                f"the process that holds rank {refused.rank} is refused: {refused.why}",
             )
 
     # ---------------------------------------------------------------- reached states
@@ -557,7 +565,8 @@ class Auditor:
         over = machine.outcome
         if self._to_end and over is not None and over.result == "completed":
             raise Broken(
-                "a requested end of the job happens", f"{self._to_end}, and all steps were done"
+                "a requested end of the job happens",
+                f"the job has to end ({self._to_end}), but has completed all steps",
             )
         if over is not None and over.result == "completed" and state is S.EXITING:
             compared = self._state is S.CONFIRMING
@@ -586,19 +595,22 @@ class Auditor:
         self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken(
-                "a requested end of the job happens", f"{self._to_end}, and the job goes on"
+                "a requested end of the job happens",
+                f"the job has to end ({self._to_end}), but goes on",
             )
 
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
             raise Broken(
-                "advice is followed", f"{machine.incident.decision.base} was ruled out, but chosen"
+                "advice is followed",
+                f"the strategy {machine.incident.decision.base} was chosen, although the advice "
+                "has ruled it out",
             )
 
     def _everyone_trained(self, machine: Machine) -> None:
         """
-        Check that every member has trained one more step before success is announced. Raises
-        `Broken` otherwise.
+        Check that every rank of the job has trained one more step before success is announced.
+        Raises `Broken` otherwise.
         """
         for rank in machine.members:
             process = self._process(machine, rank)
@@ -612,8 +624,8 @@ class Auditor:
 
     def _stand(self, machine: Machine) -> None:
         """
-        Check that all members wait at the same step boundary when the job is paused. Raises
-        `Broken` otherwise.
+        Check that all ranks of the job wait at the same step boundary when the job is paused.
+        Raises `Broken` otherwise.
         """
         there = [self._process(machine, rank) for rank in machine.members]
         processes = [
@@ -623,12 +635,14 @@ class Auditor:
         steps = {process.steps.completed for process in processes}
         if moving or len(steps) > 1:
             raise Broken(
-                "no rank moves in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
+                "no rank moves in a pause",
+                f"the job is paused, but ranks {moving} train, or the ranks have done different "
+                f"steps: {sorted(steps)}",
             )
 
     def _members(self, machine: Machine) -> dict[int, ProcessPart]:
         """
-        Return the living processes of all members.
+        Return the living processes of all ranks that take part in the job, by rank.
         """
         there = {rank: self._process(machine, rank) for rank in machine.members}
         return {rank: process for rank, process in there.items() if process is not None}

@@ -37,9 +37,9 @@ class Chances:
 
     def newest(self, machine: Machine, order: Regroup | Save | Load) -> None:
         """
-        Check that the machine has chosen the newest step for which every shard has a sound copy.
-        Where such a step does not exist, the machine must choose the step of the newest checkpoint.
-        Raises `Broken` otherwise.
+        Check that the machine has chosen the newest step for which every shard has a sound copy. If
+        there is no such step, the machine must choose the step of the newest checkpoint. Raises
+        `Broken` otherwise.
         """
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         best = self._newest_held(machine)
@@ -63,9 +63,9 @@ class Chances:
 
     def earlier(self, machine: Machine, ceiling: int, *, held: bool) -> int | None:
         """
-        Return a step up to `ceiling` that all ranks could go back to, with the copies that ranks
-        hold or, unless `held` is True, with a checkpoint. Return None when such a step is not
-        known.
+        Return the newest step up to `ceiling` that all ranks could go back to. The ranks could use
+        the copies that they hold or, if `held` is False, a checkpoint. Return None when no such
+        step is known.
         """
         if self._stage.schedule.policy.advised or self._stage.disk.unreadable:
             return None
@@ -96,10 +96,13 @@ class Chances:
         if machine.outcome is not None and machine.outcome.result == "completed":
             return
         if incident.decision.forced:
-            raise Broken("the job ends only for a cause", incident.decision.forced)
+            raise Broken(
+                "the job ends only for a cause",
+                f"the job ends without a reported cause: {incident.decision.forced}",
+            )
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
-            return  # the job may end, because a member has never become ready
+            return  # a job may end before each of its members has become ready once
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
@@ -117,8 +120,8 @@ class Chances:
                 f"from step {best}",
             )
         if machine.state is S.DUMPING:
-            # while the state in memory is being saved, the job does not look for a checkpoint
-            # instead
+            # do not expect a checkpoint here: while the job saves the state in memory, it does not
+            # look for checkpoints that ranks have written without tft
             return
         found = self._to_be_found(machine)
         if found is not None:
@@ -158,8 +161,8 @@ class Chances:
                     continue
                 told, process = ledger.told[rank], processes[rank]
                 if process.steps.tail and rank not in machine.members:
-                    # this rank left the job in the tail of a step. The machine cannot know whether
-                    # the members came further in that tail
+                    # skip a rank that left the job in the tail of a step: the machine cannot know
+                    # whether the members came further in that tail
                     continue
                 held = None if rank in self._copies.disputed else told.held
                 if held is not None and process.memory.content[shard] == truth.value(held, shard):

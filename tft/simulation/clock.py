@@ -9,7 +9,7 @@ from typing import Any
 Call = Callable[..., object]
 
 START = 100.0
-"""The time of the cluster when a run begins, in virtual seconds."""
+"""The time of the simulated cluster when a run begins, in virtual seconds."""
 
 
 class Clock:
@@ -29,7 +29,8 @@ class Clock:
     # Any: the arguments of `call` may have any type
     def at(self, moment: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` with `arguments` at the virtual time `moment`, in seconds.
+        Request that the function `call` is called with `arguments` at the virtual time `moment`, in
+        seconds.
         """
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
@@ -37,14 +38,15 @@ class Clock:
     # Any: the arguments of `call` may have any type
     def after(self, delay: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` with `arguments` after `delay` virtual seconds.
+        Request that the function `call` is called with `arguments` after `delay` virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (self.now + delay, self._turn, call, arguments))
 
     def tick(self) -> bool:
         """
-        Make the next call and advance the time to its moment. Return False when the queue is empty.
+        Advance the virtual time to the next requested call, and make this call. Return False when
+        the queue of calls is empty.
         """
         if not self._heap:
             return False

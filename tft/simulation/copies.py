@@ -48,7 +48,8 @@ class Copies:
         """By shard and step: the digests that count as right, because most or all ranks hold them.
         """
         self._unlike: set[str] = set()
-        """The shards for which the event `begins_unlike` was logged."""
+        """The shards for which the event `begins_unlike` (ranks begin with different copies) was
+        logged."""
         self.disputed: set[int] = set()
         """The ranks whose copies differ while it is not known which copies are right."""
         self._suspected: set[int] = set()
@@ -74,14 +75,14 @@ class Copies:
 
     def may_be_used(self, rank: int, incarnation: int, step: int) -> bool:
         """
-        Return True if the copy of `step` that the process keeps may be used: it is later than the
-        step at which the copy of another rank was preferred to that of this process.
+        Return True if the copy of `step` that a process keeps may be used. If the process had to
+        take the copy of another rank instead of its own, only copies of later steps may be used.
         """
         return step > self._passed_over.get((rank, incarnation), -1)
 
     def suspect(self, rank: int) -> None:
         """
-        Put the copies of a rank in doubt.
+        Record that the copies of shards that a rank holds may be wrong.
         """
         self._suspected.add(rank)
 
@@ -94,12 +95,12 @@ class Copies:
 
     def judged(self, machine: Machine, report: object) -> None:
         """
-        Record a report that the machine has handled. A report counts only if it comes from the
+        Record a report that the job machine has handled. A report counts only if it comes from the
         process that currently holds its rank.
         """
         match report:
             case Checkpointed(compared=True):
-                # the report also counts if its process has died meanwhile
+                # a report of the rank's newest incarnation counts, even if that process has died
                 if report.incarnation == machine.incarnation(report.rank):
                     self._compared = max(self._compared, report.step)
             case _:
@@ -107,7 +108,7 @@ class Copies:
 
     def hears(self, report: object) -> None:
         """
-        Record a report that the machine is about to handle.
+        Record a report that the job machine is about to handle.
         """
         match report:
             case Faulted(rank=rank) if report.kind in DOUBTFUL or report.context_lost:
@@ -140,8 +141,8 @@ class Copies:
             if step is None or (ceiling is not None and step > ceiling):
                 continue
             if not step:
-                # at step 0 ranks may hold different content: the event `begins_unlike` reports it,
-                # so no vote is needed
+                # at step 0 ranks may hold different content: the event `begins_unlike` reports the
+                # difference, so no vote is needed
                 continue
             for shard in answer.digests:
                 votes.setdefault((shard, step), []).append(answer)
@@ -250,7 +251,8 @@ class Copies:
 
     def ordered(self, machine: Machine, order: RankOrder) -> None:
         """
-        Check an order that the machine sends to ranks.
+        Check that an order of the job machine uses only copies of shards that may be used. Raises
+        `Broken` otherwise.
         """
         match order:
             case Regroup() if order.step:
@@ -268,7 +270,8 @@ class Copies:
 
     def resumed(self, step: int) -> None:
         """
-        Reset the record, because all ranks resume training after the end of `step`.
+        Forget what earlier comparisons of copies have found, because all ranks resume training
+        after the end of `step`.
         """
         self._compared, self._bar = step, None
         self._unlike.clear()
@@ -313,8 +316,8 @@ class Copies:
                 if rank not in machine.members or process is None or process.held() != step:
                     continue
                 content = process.memory.content[shard]
-                # a silent corruption of this rank was not reported yet, and may be in another of
-                # its shards
+                # do not compare the content of a rank that has not reported its silent corruption
+                # yet: the corruption may be in this shard or in another shard
                 if process.memory.unsaid:
                     unsaid.add(content)
                 elif not (content.wrong or content.spoilt):
@@ -364,7 +367,7 @@ class Copies:
                 f"{what} is not the content that most ranks hold",
             )
         if content not in truth.stages(step, shard):
-            return  # the invariants find any other wrong content when a rank uses it
+            return  # `Invariants` finds content from no moment of the step when a rank uses it
         if not machine.incident.exactness.sentences:
             raise Broken(
                 "an inexact recovery is reported",

@@ -15,7 +15,7 @@ from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import FLIPPED
 
 PHASES = ("all-reduce", "average")
-"""The phases in which a rank waits for the other members."""
+"""The phases in which a rank waits for the other members of its process group."""
 
 
 def _is_corrupted(process: ProcessPart) -> bool:
@@ -35,24 +35,24 @@ class Group:
         self._stage = stage
         self.members = members
         self.broken = False
-        """True when a member has ended or has shut its connections."""
+        """True when a member of the group has ended or has shut its connections."""
         self._building: dict[int, ProcessPart] = {}
         self._arrived: dict[int, ProcessPart] = {}
         self._averaging: dict[int, ProcessPart] = {}
         """The members that wait in the collective of the tail (the part of a step after the update
         window)."""
         self._spoilt = False
-        """True when a member has contributed wrong data to the current all-reduces."""
+        """True when a member of the group has contributed wrong data to the current all-reduces."""
         self._corrupted = False
-        """True when a member has computed its contribution from corrupted content. Set only in jobs
-        that compare slices (parts of the shards)."""
+        """True when a member of the group has computed its contribution from corrupted content. Set
+        only in jobs that compare slices (parts of the shards)."""
 
     # ---------------------------------------------------------------- building the wrappers
 
     def build(self, process: ProcessPart) -> None:
         """
-        Let a member begin to build its wrapper of the model. The builds of all members are complete
-        soon after the last member has begun.
+        Let a member of the group begin to build the framework's wrapper of its model. The builds of
+        all members are complete soon after the last member has begun.
         """
         if self.broken:
             return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
@@ -68,7 +68,7 @@ class Group:
 
     def enter(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Let members begin to compute a step.
+        Let members of the group begin to compute a step.
         """
         entering = []
         for process in processes:
@@ -168,7 +168,8 @@ class Group:
 
     def close(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Finish the update of a step on some members, and begin the tail or the next step.
+        Finish the update of a step on some members of the group, and begin the tail or the next
+        step.
         """
         going_on = [
             process
@@ -266,7 +267,8 @@ class Group:
 
     def _raise(self) -> None:
         """
-        Raise an exception in the members that wait for an operation that can no longer complete.
+        Raise an exception in the members of the group that wait for an operation that can no longer
+        complete.
         """
         waiting = [*self._arrived.values(), *self._averaging.values()]
         self._arrived, self._averaging = {}, {}
@@ -286,8 +288,8 @@ class Group:
 class _Meeting:
     waiting: dict[int, ProcessPart] = field(default_factory=dict)
     spoilt: bool = False
-    """True when two processes have joined for one rank. Then no group is formed, because the number
-    of arrivals does not show whether every rank has joined."""
+    """True when two processes have joined the rendezvous store for one rank. Then no process group
+    is formed, because the number of arrivals does not show whether every rank has joined."""
 
 
 class Groups:
@@ -302,8 +304,8 @@ class Groups:
 
     def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
         """
-        Let a process wait at a store until `members` processes have joined under `name`. They then
-        form a group.
+        Let a process wait at a rendezvous store until `members` processes have joined under `name`.
+        These processes then form a process group.
         """
         meeting = self._meetings.setdefault((store, name), _Meeting())
         if process.rank in meeting.waiting:
@@ -320,7 +322,7 @@ class Groups:
 
     def leave(self, process: ProcessPart) -> None:
         """
-        Remove a process that waits to form a group.
+        Remove a process that waits at a rendezvous store to form a process group.
         """
         for meeting in self._meetings.values():
             if meeting.waiting.get(process.rank) is process:
@@ -328,7 +330,8 @@ class Groups:
 
     def close(self, store: tuple[str, int]) -> None:
         """
-        Fail the current order of all processes that wait at a store, because the store has closed.
+        Fail the current order of all processes that wait at a rendezvous store, because the store
+        has closed.
         """
         for key in [key for key in self._meetings if key[0] == store]:
             for process in self._meetings.pop(key).waiting.values():

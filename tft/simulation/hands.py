@@ -32,13 +32,13 @@ from tft.simulation.truth import Content, Written
 from tft.simulation.work import Work
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Rollback, Save)
-"""Orders that cannot be carried out when the device context is lost."""
+"""The orders that a rank cannot carry out when its device takes no more work."""
 ABANDONED = "TransferFailed: the fetch was abandoned: its order is no longer wanted"
 
 
 def begin(process: ProcessPart, execute: Execute) -> None:
     """
-    Begin to carry out an order on the training thread.
+    Let the training thread of a process begin to carry out an order.
     """
     stage, order = process.stage, execute.order
     stage.checks.invariants.obeyed(process, order)
@@ -72,8 +72,8 @@ def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) ->
 
 def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
     """
-    Begin an order that does not fail at its start. The order takes `takes` seconds longer than
-    usual.
+    Let a training thread begin an order that does not fail at its start. The order takes `takes`
+    seconds longer than usual.
     """
     stage, order = process.stage, execute.order
     match order:
@@ -91,7 +91,8 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             fetched = [transfer.shard for transfer in order.transfers]
             whole = process.held() != order.step or process.memory.content.keys() <= set(fetched)
             _tear(process, fetched)
-            # a rank that fetches only some shards of the step that it holds still holds this step
+            # the state becomes incomplete, unless the rank fetches only some of its shards as they
+            # are in the step that it holds
             process.memory.torn = whole or process.memory.torn
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():

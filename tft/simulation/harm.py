@@ -35,11 +35,13 @@ certainly taken over."""
 RESTART = 0.3
 """The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
+"""The phases in which a training thread is in its training loop, without the step gate (where
+orders hold a rank before an update)."""
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
-"""By the `kind` of a `pause` mishap: the verdict of the health check in that pause. For other kinds
-the verdict is `pass`."""
+"""By the `kind` of a requested pause (mishap `pause`): the verdict of the health check in that
+pause. For other kinds the verdict is `pass`."""
 Done = Literal["done", "later", "nobody"]
 """The result of injecting a mishap (a fault or a request). `done`: the mishap has happened.
 `later`: the mishap will happen when its condition is met. `nobody`: the mishap had no target."""
@@ -61,23 +63,25 @@ class Armed(Protocol):
 
     def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
         """
-        Call `come_back` when the effect of the mishap is over.
+        Call the function `come_back` when the effect of a mishap (an injected fault) is over.
         """
 
     def came(self, mishap: Mishap) -> None:
         """
-        Record that a mishap has happened.
+        Record that a mishap (an injected fault or a request) has happened.
         """
 
     def expect(self, seconds: float) -> None:
         """
-        Record that the effect of a mishap lasts for `seconds` from now on.
+        Record that the effect of a mishap (an injected fault or a request) lasts for `seconds` from
+        now on.
         """
 
 
 class Harm:
     """
-    Carries out the mishaps: injects the faults into the simulated cluster, and sends the requests.
+    Carries out the mishaps of a schedule: injects the faults into the simulated cluster, and sends
+    the requests.
     """
 
     def __init__(self, stage: Stage, mishaps: Armed) -> None:
@@ -89,7 +93,8 @@ class Harm:
 
     def does(self, mishap: Mishap) -> Done:
         """
-        Inject a fault or send a request. Return `done`, `later` or `nobody` (see `Done`).
+        Inject the fault of a mishap, or send its request. Return `done`, `later` or `nobody` (see
+        `Done`).
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:
@@ -261,8 +266,8 @@ class Harm:
 
     def _lost(self, mishap: Mishap, node: NodePart) -> Done:
         stage = self._stage
-        # `seen`: somebody reports the lost node. If an agent ends before its first report, the
-        # program that has started this agent notices the end.
+        # `seen` is True if the launcher reports that the node is lost. The launcher always reports
+        # the end of an agent that has not sent its first report yet.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:

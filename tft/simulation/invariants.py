@@ -24,8 +24,8 @@ from tft.simulation.survival import lost_needlessly
 from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
-"""Virtual seconds after the last mishap within which the job must be over. The bound is several
-times the longest limit of any policy that a schedule can have."""
+"""Virtual seconds after the last mishap (injected fault or request) within which the job must be
+over. The bound is several times the longest limit of any policy that a schedule can have."""
 
 LEAVING = 8.0
 """The time in virtual seconds within which every process that can be reached learns that the job is
@@ -58,7 +58,7 @@ class Invariants:
         """By incident and round: the ranks that take no part in the process groups."""
         self._found: dict[tuple[int, int], set[int]] = {}
         """By incident and round: the steps of the checkpoints that ranks have found themselves.
-        Empty until the first rank has found one."""
+        Empty until the first rank has found a checkpoint."""
         self._stood: dict[int, int] = {}
         """By incident: the highest step that a rank had completed when it was ordered to find a
         checkpoint."""
@@ -98,7 +98,7 @@ class Invariants:
             case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
             case Regroup(step=0):
-                step = None  # the order does not name the step yet
+                step = None  # 0 means that the ranks will find the step in a checkpoint
             case Regroup() | Resume():
                 step = order.step - 1
             case _:
@@ -126,15 +126,15 @@ class Invariants:
                     f"ranks found the steps {sorted(found)}, and all were told to resume from "
                     f"{order.step}",
                 )
-            # record the excluded ranks only at the rollback: before it, the job may still go back
-            # to a later checkpoint of all ranks
+            # record the ranks that are left out only at the rollback order: before that order, the
+            # job may still go back to a later checkpoint of all ranks
             without = self._without.get(key, ())
             self._stage.truth.go_on_without(order.step, without)
             for rank in without:
                 self._left[rank] = min(order.step, self._left.get(rank, order.step))
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.pollution.step is not None and order.step < self._stage.pollution.step:
-                # all ranks have gone back to a step before the polluted update
+                # all ranks go back to a step before the polluted update, which undoes the update
                 self._stage.pollution.step = None
         if isinstance(order, Resume):
             self._left.pop(process.rank, None)
@@ -146,7 +146,8 @@ class Invariants:
 
     def _stopped_before(self, process: ProcessPart, key: tuple[int, int]) -> None:
         """
-        Check that a rank that was frozen has stopped before it compares.
+        Check that a rank that was ordered to freeze has stopped before it carries out a `compare`
+        order. `key` has the numbers of the incident and the round.
         """
         rank_machine = process.rank_machine
         if rank_machine.heard("freeze") and not rank_machine.answered("stop"):
@@ -159,8 +160,8 @@ class Invariants:
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Check that a rank obeys only orders for its own incarnation, and no order of an epoch before
-        `epoch`, or of an incident and round before `key`.
+        Check that a rank obeys only orders for its own incarnation. The order must not be older
+        than the epoch `epoch`, or than the incident and round in `key`.
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
@@ -177,8 +178,8 @@ class Invariants:
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
         """
-        Check that each shard of a last checkpoint is saved by one rank only. `key` is incident and
-        round.
+        Check that each shard of a last checkpoint is saved by one rank only. `key` has the numbers
+        of the incident and the round.
         """
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
@@ -214,7 +215,7 @@ class Invariants:
 
     def steps_alike(self, members: dict[int, ProcessPart]) -> None:
         """
-        Check that all members of a group compute the same step.
+        Check that all members of a process group compute the same step.
         """
         steps = {process.steps.completed for process in members.values()}
         if len(steps) > 1:
@@ -224,7 +225,7 @@ class Invariants:
 
     def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
         """
-        Check that a transfer comes from a rank that holds the right content of the step.
+        Check that a rank from which a shard is fetched holds the right content of the step.
         """
         step = order.step
         stages = self._stage.truth.stages(step, shard)
@@ -241,7 +242,7 @@ class Invariants:
         late; the controller has to notice that.
         """
         if process.group is None or process.collectives.cut:
-            return  # the rank has left its group: a later round has begun
+            return  # ignore a rank that has left its process group: a later round has begun
         self._found[order.incident, order.round].add(step)
 
     def lost_told(self, incident: Incident) -> None:
@@ -331,23 +332,30 @@ class Invariants:
         wanted: dict[str, Written] = {
             name: self._stage.truth.value(order.step, name) for name in schedule.groups()
         }
-        # The rank-local state of a rank exists only once. It cannot be saved after it is lost with
-        # its node.
+        # Only one page holds the rank-local state of a rank. So expect this state only for ranks
+        # whose state was not lost with a node (see `_remembered`).
         right = self._stage.truth.data(order.step)
         wanted |= {f"local-state-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
         for name, content in wanted.items():
             if name not in manifest:
-                raise Broken("checkpoints are complete", f"{name} of step {order.step} is missing")
+                raise Broken(
+                    "checkpoints are complete",
+                    f"the checkpoint of step {order.step} lacks the file {name}",
+                )
             part = parts[name]
             if part != content and not (isinstance(part, Content) and self._excused(part)):
                 raise Broken(
                     "checkpoints are complete",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
-        for file in order.files:  # only these files count, not those of earlier attempts
+        # check only the files of this order: `parts` may also hold files of earlier attempts
+        for file in order.files:
             if str(parts.get(file.name)) != file.digest:
-                raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
+                raise Broken(
+                    "checkpoints are complete",
+                    f"the content of {file.name} does not match its digest in the manifest",
+                )
 
     # ---------------------------------------------------------------- the end of the job
 
@@ -372,7 +380,7 @@ class Invariants:
             case _:
                 pass
         if over.result == "dumped" and not self._stage.disk.whole:
-            raise Broken("a dumped job has a checkpoint", "there is none")
+            raise Broken("a dumped job has a checkpoint", "the disk has no complete checkpoint")
         needless = lost_needlessly(self._stage, over)
         if needless:
             raise Broken("a single fault is survived", f"{over.result}: {needless}")
@@ -394,12 +402,15 @@ class Invariants:
     def ends(self) -> None:
         """
         Check that every incident ends: the job is over within `BOUND` virtual seconds after the
-        last mishap.
+        last mishap (injected fault or request).
         """
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
             states = [str(leader.machine.state) for leader in stage.cluster.leaders if leader.leads]
-            raise Broken("every incident ends", f"the job is still {states}")
+            raise Broken(
+                "every incident ends",
+                f"the job is not over long after the last mishap; its state is {states}",
+            )
 
     def nothing_left(self) -> None:
         """
@@ -415,7 +426,9 @@ class Invariants:
             and now - process.node.connection.since > LEAVING
         ]
         if left:
-            raise Broken("no process is left", f"processes of ranks {left} live on")
+            raise Broken(
+                "no process is left", f"the job is over, but processes of ranks {left} still live"
+            )
 
     # ---------------------------------------------------------------- parts of the checks
 
@@ -440,7 +453,7 @@ class Invariants:
     def _leading(self) -> list[LeaderPart]:
         """
         Return the controllers that lead in the newest epoch. A controller that does not know yet
-        that another one has taken over is left out.
+        that another controller has taken over is left out.
         """
         leading = [leader for leader in self._stage.cluster.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)

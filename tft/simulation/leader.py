@@ -42,11 +42,12 @@ NEWS = 0.03
 """The time in seconds in which reports are collected before they are acknowledged together.
 Deadlines are checked at the same interval."""
 FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
-"""The shortest and the longest interval between repetitions of orders, in seconds. See
-`mail.py`."""
+"""The shortest and the longest interval between repetitions of orders, in seconds. The interval
+grows, because this makes the simulation faster."""
 PATIENCE = 2.5
 """Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
-number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
+number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so that not all standbys claim the epoch at once.
+"""
 
 
 def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
@@ -65,24 +66,25 @@ def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
 @dataclass(slots=True)
 class _Timers:
     """
-    The calls that a controller has requested from the clock and that are not made yet.
+    The calls of its own methods that a controller has requested from the virtual clock, and that
+    were not made yet.
     """
 
     news: bool = False
-    """True when an acknowledgement is due."""
+    """True when the controller will soon acknowledge the reports that it has received."""
     looking: bool = False
     """True when the next deadline of the job machine will be read soon."""
     repeating: bool = False
     """True when the unanswered orders will be repeated soon."""
     period: float = FIRST_REPEAT
-    """Seconds until the next repetition."""
+    """The time in seconds until unanswered orders are repeated next."""
     deadline: float | None = None
-    """The deadline for which a timer is set. None if no timer is set."""
+    """The deadline of the job machine for which a timer is set. None if no timer is set."""
 
 
 class Leader:
     """
-    One controller, from its start to its end.
+    One simulated controller, from its start to its end. It may be a standby.
     """
 
     def __init__(self, stage: Stage, number: int) -> None:
@@ -108,7 +110,7 @@ class Leader:
 
     def stand_by(self) -> None:
         """
-        Stand by until the leader falls silent, then claim the next epoch.
+        Wait until the leading controller falls silent, then claim the next epoch.
         """
         if not self.alive or self.leads:
             return
@@ -130,8 +132,8 @@ class Leader:
 
     def lead(self, epoch: int) -> bool:
         """
-        Claim an epoch, replay all events of the story, and lead from there. Return False when
-        another controller has the epoch.
+        Claim an epoch, replay all events of the story, and lead the job from there. Return False
+        when another controller has claimed the epoch.
         """
         story, now = self._stage.story, self._stage.clock.now
         told = list(story.events)
@@ -152,7 +154,7 @@ class Leader:
 
     def hear(self, sender: str, number: int, report: Report) -> None:
         """
-        Handle a report that has arrived.
+        Handle a report of a rank, an agent or the launcher that has arrived.
         """
         if not self.leads:
             return
@@ -196,7 +198,7 @@ class Leader:
         if self._stage.story.append(event, self.epoch):
             self._judge(event)
         else:
-            self.die()  # another controller has taken over
+            self.die()  # the story refuses the event: another controller has claimed a newer epoch
 
     def _judge(self, event: Event) -> None:
         stage, machine = self._stage, self.machine
@@ -237,8 +239,9 @@ class Leader:
 
     def _learn(self, report: Faulted | Noticed) -> None:
         """
-        Record whether the controller knows by now that a polluted update has spread. It knows when
-        a report has named a latest sound step before that update.
+        Record whether the controller knows by now that a polluted update (an update with wrong
+        numbers) has spread. The controller knows when a report has named a latest sound step before
+        that update.
         """
         stage, incident = self._stage, self.machine.incident
         if stage.pollution.step is None or stage.pollution.known:

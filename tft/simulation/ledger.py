@@ -63,7 +63,7 @@ class ReportedSteps:
 @dataclass(slots=True)
 class ProcessBook:
     """
-    What was ordered and what was reported about processes.
+    The starts and ends of processes, as the controller has ordered them or as they were reported.
     """
 
     sites: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class ProcessBook:
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Rank and incarnation of all processes that have ended or were ordered to end."""
     vanished: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes whose node was reported lost. They may still run, but
-    they take no part in the job."""
+    """Rank and incarnation of all processes whose node was reported lost. The processes may still
+    run, but they take no part in the job."""
 
 
 @dataclass(slots=True)
@@ -98,11 +98,11 @@ class KeptBook:
     steps: dict[int, set[int]] = field(default_factory=dict)
     """By rank of a lost node: the steps that were reported in this incident and still count."""
     rollbacks: list[tuple[Key, int]] = field(default_factory=list)
-    """All orders to roll back: incident and round, and the step."""
+    """All orders to roll back. Each entry has the incident and the round, and the step."""
 
     def lose(self, node: int, machine: Machine, sites: Mapping[tuple[int, int], int]) -> None:
         """
-        Record that a node is lost.
+        Record that a node is lost, and which ranks had their process on this node.
         """
         self.moved = True
         self.losses += 1
@@ -139,25 +139,25 @@ class KeptBook:
 @dataclass(slots=True)
 class Ledger:
     """
-    The record that `Auditor` reads.
+    The record of reports and orders by which the auditor judges the job machine.
     """
 
     stage: Stage
     key: Key = (0, 0)
-    """Incident and round of the machine before the event that is being handled."""
+    """Incident and round of the job machine before the event that is being handled."""
     asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)
     """By order and rank: incident and round in which the order was sent last, the incarnation to
     which it was sent, and the moment."""
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
     """By order and rank: the last answer without a failure, or with a failure that the job excuses.
-    Answers of an earlier round or of
-    another incarnation are not recorded."""
+    Answers of an earlier round or of another incarnation are not recorded."""
     told: dict[int, ReportedSteps] = field(default_factory=dict)
+    """By rank: the steps of which the rank holds the state, as its process has reported last."""
     agents: dict[int, int] = field(default_factory=dict)
     """By node: the process id of the agent that reported last."""
     processes: ProcessBook = field(default_factory=ProcessBook)
     named: set[int] = field(default_factory=set)
-    """The ranks that a report or advice has named in this incident."""
+    """The ranks that a report or the advice of a plugin has named as faulty in this incident."""
     hurt: set[int] = field(default_factory=set)
     """The nodes on which the processes of the ranks in `named` ran."""
     lost: set[int] = field(default_factory=set)
@@ -167,10 +167,12 @@ class Ledger:
     doubted: set[int] = field(default_factory=set)
     """The ranks whose copies were ever put in doubt by a report, even if the report was false."""
     searching: set[int] = field(default_factory=set)
-    """The ranks that were ordered to load a checkpoint, or to find one themselves. They are removed
-    when the order `rebuild` is sent, because then all have done so."""
+    """The ranks that were ordered to load a checkpoint, or to find a checkpoint themselves. They
+    are removed when the order `rebuild` is sent, because then every rank has done so."""
     kept: "KeptBook" = field(default_factory=lambda: KeptBook())
     checkpoints: dict[int, str] = field(default_factory=dict)
+    """By step: the directory of a complete checkpoint. The directory is empty for the checkpoint
+    from which the job was started."""
 
     # ---------------------------------------------------------------- reports of ranks
 
@@ -239,7 +241,7 @@ class Ledger:
         if answer.incarnation != machine.incarnation(answer.rank):
             return
         if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
-            return  # the answer is a repetition
+            return  # the answer was recorded already, and has only arrived once more
         self.told[answer.rank] = ReportedSteps(answer.incarnation, answer.held, answer.backups)
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
@@ -280,7 +282,7 @@ class Ledger:
 
     def says(self, order: RankOrder, at: float) -> None:
         """
-        Record an order to ranks.
+        Record an order that the job machine sends to ranks.
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
         key, rank_states = (order.incident, order.round), order.incarnations
@@ -295,7 +297,7 @@ class Ledger:
 
     def spawns(self, order: Spawn, at: float) -> None:
         """
-        Record that a process is started for a rank.
+        Record that the job machine orders a process for a rank.
         """
         before = self.processes.sites.get((order.rank, order.incarnation - 1), order.node)
         if before != order.node and self.kept.losses != 1:
@@ -306,7 +308,7 @@ class Ledger:
 
     def kills(self, order: Kill) -> None:
         """
-        Record that the process of a rank is to be ended.
+        Record that the job machine orders the end of the process of a rank.
         """
         self.processes.ended.add((order.rank, order.incarnation))
 
@@ -329,7 +331,8 @@ class Ledger:
 
     def has_answered(self, order: OrderName, rank: int, key: Key, incarnation: int) -> bool:
         """
-        Return whether this process has carried out this order in this round.
+        Return whether a process has carried out an order in a round. `key` has the numbers of the
+        incident and the round.
         """
         answer = self.answers.get(order, {}).get(rank)
         return (
@@ -353,13 +356,15 @@ class Ledger:
 
     def late(self, at: float) -> set[int]:
         """
-        Return the ranks that are late with the answer to an order or with their start.
+        Return the ranks that are late with the answer to an order or with their start, at the
+        moment `at`.
         """
         return {rank for rank in self.processes.started if self.is_late(rank, at)}
 
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
-        Return those of the ranks whose processes can receive orders and are not to be ended.
+        Return those of the given ranks whose processes can receive orders and were not ordered to
+        end.
         """
         rank_states = [(rank, machine.incarnation(rank)) for rank in ranks]
         return [

@@ -103,7 +103,7 @@ class LocalStateExchange:
 
     def hear(self, message: LocalStates | LocalStatesKept) -> None:
         """
-        Handle a message of another node.
+        Handle a message of another node about captured data positions.
         """
         if not self._node.alive:
             return

@@ -27,7 +27,7 @@ SLOW_DISK = 0.8
 
 def enter(process: ProcessPart, execute: Execute) -> None:
     """
-    Enter the training loop at the agreed step, as a resume order asks.
+    Let a training thread enter the training loop at the agreed step, as a resume order asks.
     """
     stage = process.stage
     stage.checks.invariants.obeyed(process, execute.order)
@@ -221,7 +221,8 @@ def _post(process: ProcessPart, step: int) -> None:
 
 def _number(things: object) -> int:
     """
-    Return the hash of `things` as an unsigned number of 64 bits, which serves as a digest.
+    Return the hash of `things` as an unsigned number of 64 bits. The simulation uses this number as
+    a digest.
     """
     return hash(things) % (1 << 64)
 
@@ -374,8 +375,8 @@ def _finish(process: ProcessPart) -> None:
 
 def leave(process: ProcessPart, message: Faulted | Finished | None) -> None:
     """
-    Let the training thread start to leave the loop. When it has left, post `message`. Without a
-    message, the thread leaves because of an order.
+    Let the training thread start to leave the loop. When the thread has left, post `message`.
+    Without a message, the thread leaves because of an order.
     """
     process.thread.phase = "leaving"
     if not isinstance(message, Finished):

@@ -28,7 +28,8 @@ class Link:
 
     def __init__(self) -> None:
         self.mute = self.deaf = False
-        """`mute`: no message from this party arrives. `deaf`: no message to this party arrives."""
+        """`mute` is True if no message from this party reaches the broker. `deaf` is True if no
+        message from the broker reaches this party."""
         self.up = self.down = 0.0
         """`up`: the moment at which the last message of this party to the broker arrives. `down`:
         the moment at which the last message from the broker to this party arrives. A connection
@@ -37,7 +38,7 @@ class Link:
 
 class Network:
     """
-    The broker and all links to it.
+    The broker of the simulated cluster, and the connections of all parties to the broker.
     """
 
     def __init__(self, trouble: Trouble, rng: Random) -> None:
@@ -50,7 +51,8 @@ class Network:
 
     def up(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        Return the times at which a report that is sent now arrives: none, one or two.
+        Return the times at which a report that is sent now arrives at the controller: none, one or
+        two.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -71,7 +73,8 @@ class Network:
 
     def down(self, now: float, leader: Link, receiver: Link) -> tuple[float, ...]:
         """
-        Return the times at which an order that is sent now arrives: none, one or two.
+        Return the times at which an order that is sent now arrives at its receiver: none, one or
+        two.
         """
         if self.away or leader.mute or receiver.deaf:
             return ()
@@ -82,7 +85,8 @@ class Network:
 
     def across(self, now: float, sender: Link, receiver: Link) -> tuple[float, ...]:
         """
-        Return the times at which a message from one node to another arrives: none, one or two.
+        Return the times at which a message that one node sends to another now arrives: none, one or
+        two.
         """
         if self.away or sender.mute or receiver.deaf:
             return ()
@@ -99,7 +103,7 @@ class Network:
 
 class Hearer(Protocol):
     """
-    The part of a controller that the senders of reports use.
+    The part of a controller that code needs in order to send a report to the controller.
     """
 
     leads: bool
@@ -113,19 +117,19 @@ class Hearer(Protocol):
 
 class Hearers(Protocol):
     """
-    The part of the cluster that the senders of reports use.
+    The part of the cluster that code needs in order to send reports: the controllers.
     """
 
     @property
     def leaders(self) -> Sequence[Hearer]:
         """
-        All living controllers.
+        All living controllers, including the standbys.
         """
 
 
 class Post(Protocol):
     """
-    The parts of a simulated run that are needed to send reports.
+    The parts of a simulated run that code needs in order to send reports.
     """
 
     clock: Clock
@@ -140,7 +144,8 @@ class Post(Protocol):
 
 class Mail:
     """
-    The reports of one sender. Each report is numbered and repeated until it is acknowledged.
+    The reports of one sender to the controller. Each report is numbered, and repeated until it is
+    acknowledged.
     """
 
     __slots__ = (
@@ -163,7 +168,7 @@ class Mail:
 
     def post(self, report: Report) -> None:
         """
-        Send a report, and repeat it until it is acknowledged.
+        Send a report to the leading controller, and repeat the report until it is acknowledged.
         """
         self._send(self._outbox.add(report), report)
         self._period = FIRST_REPEAT
@@ -173,7 +178,7 @@ class Mail:
 
     def post_once(self, report: Report) -> None:
         """
-        Send a report, unless an equal one already waits for its acknowledgement.
+        Send a report, unless an equal report already waits for its acknowledgement.
         """
         if not any(report == waiting for _, waiting in self._outbox.pending()):
             self.post(report)
@@ -208,7 +213,7 @@ class Mail:
 
     def _again(self, due: float) -> None:
         if due != self._due:
-            return  # the reports were sent again since this call was requested
+            return  # the method `_wait` has requested a later call, which will send the reports
         pending = () if self.closed else self._outbox.pending()
         for number, report in pending:
             self._send(number, report)

@@ -1,5 +1,5 @@
 """
-Run many schedules in several processes, and count their results.
+Runs many schedules in several processes, and counts their results.
 """
 
 import multiprocessing
@@ -20,13 +20,14 @@ SHARE = 50
 @dataclass(slots=True)
 class Tally:
     """
-    The counts of the results of many runs.
+    The counts of the results of many simulated runs.
     """
 
     runs: int = 0
     worlds: list[int] = field(default_factory=list)
     mishaps: "Counter[int]" = field(default_factory=Counter)
-    """By number of mishaps in a schedule: the number of such schedules."""
+    """By number of mishaps (injected faults and requests) in a schedule: the number of such
+    schedules."""
     faults: "Counter[int]" = field(default_factory=Counter)
     """By number of faults that happened in a run: the number of such runs."""
     kinds: "Counter[str]" = field(default_factory=Counter)
@@ -34,19 +35,19 @@ class Tally:
     seen: Seen = field(default_factory=Counter)
     failed: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
-    """Processor time in seconds."""
+    """The processor time of the runs in seconds."""
 
     @property
     def missed(self) -> set[tuple[str, State]]:
         """
-        Return the pairs of event kind and state that did not occur in any run.
+        The pairs of event kind and state of the job machine that did not occur in any run.
         """
         every = {(kind, state) for kind, row in REACTIONS.items() for state in row}
         return every - {(kind, state) for state, kind in self.seen}
 
     def add(self, outcome: Outcome) -> None:
         """
-        Count one run.
+        Count the result of one run.
         """
         schedule = outcome.schedule
         self.runs += 1

@@ -15,8 +15,8 @@ from tft.simulation.schedule import ANY, ASKED, Mishap, Schedule
 from tft.simulation.stage import ProcessPart, Stage
 
 CHANCE = 0.1
-"""The time in seconds after which a mishap that had no target is tried again, at most `CHANCES`
-times."""
+"""The time in seconds after which a mishap (an injected fault or a request) that had no target is
+tried again, at most `CHANCES` times."""
 CHANCES = 40
 
 
@@ -28,9 +28,10 @@ class _Armed:
     """
 
     phases: dict[tuple[int, int, str], list[list[Mishap]]] = field(default_factory=dict)
-    """By rank, step and phase: the mishaps that happen there."""
+    """By rank, step and phase: the mishaps that happen when the rank reaches this phase of the
+    step."""
     orders: dict[tuple[int, str], list[list[Mishap]]] = field(default_factory=dict)
-    """By rank and order: the mishaps that happen at the order."""
+    """By rank and order: the mishaps that happen when the rank begins to carry out the order."""
     states: dict[str, list[list[Mishap]]] = field(default_factory=dict)
     """By state of the job machine: the mishaps that happen when the machine enters the state."""
     until: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Mishaps:
     def __init__(self, stage: Stage, schedule: Schedule) -> None:
         self._stage = stage
         self.happened: list[Mishap] = []
-        """The mishaps that have happened."""
+        """The mishaps (injected faults and requests) that have happened."""
         self.last = START
         """The virtual time at which the effects of all mishaps that have happened are over."""
         self.failures: dict[tuple[int, str], list[Mishap]] = {}
@@ -60,7 +61,8 @@ class Mishaps:
         """By rank and batch: the mishap that makes this batch fail each time it is computed."""
         self.poison: dict[int, Mishap] = {}
         self._blind = 0
-        """The number of steps by which ranks notice the wrong numbers of a polluted update late."""
+        """The number of steps after a polluted update (an update with wrong numbers) until ranks
+        notice the wrong numbers."""
         self.harm = Harm(stage, self)
         self._armed = _Armed()
         for mishap in schedule.mishaps:
@@ -149,8 +151,8 @@ class Mishaps:
 
     def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
         """
-        Call `come_back` after the mishap's `lasting` seconds. If the mishap has a state `until`,
-        call `come_back` also when the job machine enters that state.
+        Call the function `come_back` after the `lasting` seconds of the mishap. If the mishap has a
+        state `until`, call `come_back` also when the job machine enters that state.
         """
         self._stage.clock.after(mishap.lasting, come_back)
         if mishap.until:
@@ -170,14 +172,15 @@ class Mishaps:
 
     def came(self, mishap: Mishap) -> None:
         """
-        Record that a mishap has happened.
+        Record that a mishap (an injected fault or a request) has happened.
         """
         self.happened.append(mishap)
         self.expect(mishap.lasting)
 
     def expect(self, seconds: float) -> None:
         """
-        Record that the effect of a mishap lasts for `seconds` from now on.
+        Record that the effect of a mishap (an injected fault or a request) lasts for `seconds` from
+        now on.
         """
         self.last = max(self.last, self._stage.clock.now + seconds)
 
@@ -214,8 +217,8 @@ class Mishaps:
 
     def failure(self, rank: int, order: OrderName) -> str | None:
         """
-        Return the text of the failure of an order on a rank. Return None when the order does not
-        fail.
+        Return the text of the failure that the schedule injects into an order on a rank. Return
+        None when the order does not fail.
         """
         left = self.failures.get((rank, order))
         if not left:
@@ -227,7 +230,7 @@ class Mishaps:
 
     def slowness(self, rank: int, order: OrderName) -> float:
         """
-        Return how many more seconds the order takes on a rank.
+        Return how many more seconds than usual a rank needs for an order.
         """
         mishap = self.slow.pop((rank, order), None)
         if mishap is None:
@@ -237,7 +240,8 @@ class Mishaps:
 
     def lateness(self, rank: int) -> float:
         """
-        Return how many more seconds the process of a rank takes to call `tft.init`.
+        Return how many more seconds than usual the process of a rank needs until it calls
+        `tft.init`.
         """
         mishap = self.late.pop(rank, None)
         if mishap is None:
@@ -247,7 +251,7 @@ class Mishaps:
 
     def held_back(self, rank: int) -> float:
         """
-        Return how many more seconds it takes until the process of a rank has ended.
+        Return how many more seconds than usual it takes until the process of a rank has ended.
         """
         mishap = self.unkillable.pop(rank, None)
         if mishap is None:
@@ -257,6 +261,6 @@ class Mishaps:
 
     def verdict(self, rank: int) -> Verdict:
         """
-        Return the verdict of a check on a rank.
+        Return the verdict of a health check on a rank.
         """
         return self.verdicts.get(rank, "pass")

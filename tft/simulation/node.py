@@ -37,6 +37,7 @@ OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
 A step takes about as long."""
 KILLED = -9
+"""The exit code of a process that SIGKILL has ended."""
 
 
 @dataclass(slots=True)
@@ -53,12 +54,12 @@ class _Processes:
     local_states: LocalStateExchange
     rank_states: dict[int, _RankState] = field(default_factory=dict)
     strangers: list[ProcessPart] = field(default_factory=list)
-    """Processes that no order started."""
+    """The processes on this node that no order started."""
 
 
 class Node:
     """
-    One node and its agent, from its start to its end.
+    One simulated node and its agent, from the start of the agent to its end.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Node:
 
     def start(self) -> None:
         """
-        Start the agent: report the node, begin to send heartbeats, and open the store.
+        Start the agent: report the node, begin to send heartbeats, and open the rendezvous store.
         """
         if not self.alive or self.started:
             return
@@ -205,7 +206,7 @@ class Node:
 
     def admit(self, stranger: ProcessPart) -> None:
         """
-        Add a process that was started here without an order.
+        Add a process that was started on this node without an order.
         """
         self._ours.strangers.append(stranger)
         self._stage.cluster.by_address[f"node{self.number}:{stranger.pid}"] = stranger
@@ -232,7 +233,8 @@ class Node:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle the acknowledgement that the leading controller sends, and pass it to the processes.
+        Handle a `Lead` message, with which the leading controller acknowledges reports, and pass
+        the message to the processes.
         """
         if not self.alive:
             return
@@ -344,7 +346,7 @@ class Node:
             self._ours.strangers.remove(process)
         rank_state = self._ours.rank_states.get(process.rank)
         if self.alive and rank_state is not None and rank_state.process is process:
-            self.say_status()  # send the last digests of the process before it is forgotten
+            self.say_status()  # send the last digests of the process, which is about to be removed
             rank_state.process = None
             self._exited(rank_state, process.rank, process.incarnation, code, stack)
             self._start_due()
@@ -408,7 +410,7 @@ class Node:
 
     def connected(self) -> None:
         """
-        Reconnect the node to the broker, and send all unacknowledged reports at once.
+        Reconnect the node to the broker, and send again all reports that are not acknowledged.
         """
         self.connection.link.mute = self.connection.link.deaf = False
         self.connection.since = self._stage.clock.now

@@ -17,6 +17,6 @@ class Outside:
 
     def report(self, report: OutsideReport) -> None:
         """
-        Send a report, and repeat it until it is acknowledged.
+        Send a report to the leading controller, and repeat the report until it is acknowledged.
         """
         self.mail.post(report)

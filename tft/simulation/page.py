@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from tft.protocol.messages import Position, SliceDigest
 
 REPEATED = 16
-"""The number of digests that the page holds. Each heartbeat sends all of them again. A real page
-holds more digests."""
+"""The number of slice digests that the page holds. Each heartbeat sends all of them again. A real
+page holds more digests."""
 
 _KEPT = 4
 """The number of steps whose data positions `Page.keep` keeps. If the rank has more copies of its
@@ -35,8 +35,8 @@ class Page:
         """
         self._ring = ring
         self.captured = 0
-        """The number of changes of the captured data positions so far. It serves as their version.
-        """
+        """How often the captured data positions were changed so far. This number serves as their
+        version."""
         self.attempt = (0, 0)
         """Incident and round of the last rollback."""
         self.position = Position(step=0, window=False)
@@ -47,7 +47,8 @@ class Page:
         self._kept: dict[int, int] = {}
         self.digests: deque[SliceDigest] = deque(maxlen=REPEATED)
         self.kept = 0
-        """The step of the newest copy that the rank keeps. 0 if the rank keeps no copy."""
+        """The step of the newest copy of its state that the rank keeps. 0 if the rank keeps no
+        copy."""
 
     def move(self, position: Position, now: float) -> None:
         """
@@ -67,7 +68,8 @@ class Page:
             self._put(self._closed, step, data)
             if late:
                 self._ring()
-        elif (step, data) not in self._open:  # else the forward pass has captured it
+        # store the position only once: the forward pass may have captured it already
+        elif (step, data) not in self._open:
             self._put(self._open, step, data)
             self._ring()
 

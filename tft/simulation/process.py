@@ -53,7 +53,7 @@ In a real process, the exception `RankTaken` ends the script."""
 
 class Process:
     """
-    One process of a rank, from its start to its end.
+    One simulated process of a rank, from its start to its end.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Process:
 
     def join(self) -> None:
         """
-        Send `Joined`, as a script does when it calls `tft.init`.
+        Send the report `Joined`, as a script does when it calls `tft.init`.
         """
         if not self.life.alive or self.life.stopped:
             return
@@ -132,8 +132,8 @@ class Process:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle a `Lead` message of the controller. When a `Lead` acknowledges this process for the
-        first time, the process gets ready.
+        Handle a `Lead` message, with which the leading controller acknowledges reports. When such a
+        message acknowledges this process for the first time, the process gets ready.
         """
         heard = self.mail.heard(lead)
         if heard and not self.life.accepted and not self.life.stopped:
@@ -150,8 +150,8 @@ class Process:
 
     def _ready(self) -> None:
         """
-        Send `Ready`, as a script does when it calls `Session.run`. If an order waits for the
-        training thread, begin it.
+        Send the report `Ready`, as a script does when it calls `Session.run`. If an order waits for
+        the training thread, begin it.
         """
         if not self.life.alive or self.life.stopped or self.thread.stuck:
             return
@@ -183,13 +183,15 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
-        if isinstance(order, Freeze):  # the agent sends the status of its ranks too
+        # at a freeze order, the agent of the node also sends a heartbeat with its ranks' status
+        if isinstance(order, Freeze):
             self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
     def handle(self, event: RankEvent) -> None:
         """
-        Hand an event to the rank machine and carry out its commands.
+        Give an event to the rank machine (the state machine that handles the orders of a rank), and
+        carry out the commands that the rank machine returns.
         """
         if not self.life.alive or self.life.stopped:
             return
@@ -202,7 +204,8 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            # 1 µs after the deadline, so that rounding cannot wake the rank machine too early
+            # wake the rank machine 1 µs after its deadline: with a rounding error, an exact wake-up
+            # could come before the deadline
             moment = deadline - self.node.offset + 1e-6
             self.stage.clock.at(moment, self._wake, deadline)
 
@@ -268,8 +271,9 @@ class Process:
 
     def look_at_gate(self) -> None:
         """
-        Let a thread that waits at the step gate continue if its orders allow it. The thread then
-        enters its update window, or leaves the loop.
+        Let a training thread that waits at the step gate (where orders hold a rank before an
+        update) go on, if its orders allow this. The thread then enters its update window, or leaves
+        the loop.
         """
         if self.thread.phase != "gate" or self.thread.stuck or not self.steps.lets_go():
             return
@@ -327,7 +331,8 @@ class Process:
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Tell the rank machine the result of an order.
+        Tell the rank machine (the state machine that handles the orders of a rank) the result of an
+        order.
         """
         now = self.node.now
         self.handle(

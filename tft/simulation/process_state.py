@@ -17,7 +17,7 @@ NEVER = 1 << 60
 Phase = Literal[
     "starting", "idle", "working", "forward", "all-reduce", "gate", "window", "tail", "average", "leaving", "gone"
 ]  # fmt: skip
-"""The phase of a training thread."""
+"""What a training thread is doing, or is waiting for."""
 
 
 @dataclass(slots=True)
@@ -55,14 +55,16 @@ class Steps:
     announce: bool = False
     """True when the thread must report the next step that it completes."""
     lock: int = NEVER
-    """The last step whose update window may open."""
+    """The last step whose update window may open. `NEVER` if there is no limit."""
     leave_after: int = NEVER
-    """The step after which the thread leaves the loop."""
+    """The step after which the training thread leaves the loop. `NEVER` if it does not have to
+    leave."""
     interrupted: tuple[int, int] = (-1, 0)
     """The step in the middle of which the thread left the loop, and the incident for which it left.
     The number of the incident is -1 until a `Stop` order names the incident."""
     interrupted_data: int = 0
-    """The data position at the moment of `interrupted`."""
+    """The data position (number of batches drawn) at which the thread left the loop in a step (see
+    `interrupted`)."""
     attempt: tuple[int, int] = (0, 0)
     """The incident and the round of the resume order after which the rank trains."""
 
@@ -84,7 +86,7 @@ class Steps:
 @dataclass(slots=True)
 class TrainingThread:
     """
-    The phase of the training thread, and its orders.
+    What the training thread is doing, and its orders.
     """
 
     phase: Phase = "starting"
@@ -102,15 +104,15 @@ class TrainingThread:
 @dataclass(slots=True)
 class Memory:
     """
-    The state that the rank holds in memory, with its copies.
+    The state that a rank holds in memory, and the rank's copies of earlier states.
     """
 
     content: dict[str, Content]
-    """By shard: its present content."""
+    """By shard: the present content of the shard."""
     copies: dict[int, dict[str, Content]] = field(default_factory=dict)
     """By step: copies of the shards at the end of earlier steps."""
     data: int = 0
-    """The number of batches that were drawn."""
+    """The number of batches that the rank has drawn."""
     torn: bool = False
     """True when the content is incomplete: partly that of one step and partly that of another, or
     partly overwritten."""
@@ -118,18 +120,18 @@ class Memory:
     """True when a silent corruption has changed the state, and the rank has not reported digests
     since then."""
     miscopies: Mishap | None = None
-    """The mishap that will silently corrupt the state that this rank is fetching. None when
-    there is none."""
+    """The mishap (injected fault) that will silently corrupt the state that this rank is fetching.
+    None when there is no such mishap."""
 
 
 @dataclass(slots=True)
 class Collectives:
     """
-    The rank's part in the all-reduces, and the state of its device.
+    The part of a rank in the all-reduces, and the state of the rank's device.
     """
 
     cut: bool = True
-    """True when this process has shut its end of the process group."""
+    """True when this process has closed its connections to the process group."""
     summed: bool = False
     """True when the all-reduces for which the rank waits are complete and their results are
     on the way."""

@@ -21,14 +21,16 @@ CALM = Schedule(
     spares=(4, 4),
     trouble=Trouble(delay=0.001),
 )
+"""A schedule without mishaps, to which the functions in this file add mishaps."""
 LAST = replace(QUICK, enable=frozenset({"dump"}))
+"""A policy with only one strategy: write a last checkpoint, and end the job."""
 SPARE = 3
 """The number of a node without ranks. The job goes on if this node is lost."""
 
 
 def rare() -> tuple[Schedule, ...]:
     """
-    Return all written schedules, each with its own negative seed.
+    Return all schedules that this file writes, each with its own negative seed.
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
@@ -53,7 +55,7 @@ def _visits() -> Iterator[Schedule]:
     for state in State:
         base = _on_the_way_to(state)
         for visitor in visitors:
-            # after the end of the job no controller takes over
+            # do not end a controller after the end of the job: no other controller would take over
             if (state, visitor.what) != (S.ENDED, "controller"):
                 visit = replace(visitor, when="state", name=state, lasting=0.1)
                 yield replace(base, mishaps=(*base.mishaps, visit))
@@ -93,7 +95,8 @@ def _old_news() -> Iterator[Schedule]:
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
         kill = Mishap(what="kill", target=0, when="phase", name="all-reduce", number=2)
-        # the last checkpoint fails in a job of 8 steps, and succeeds in a job of 9 or 30 steps
+        # try both results of the periodic checkpoint of the last step: it fails at step 8, and
+        # succeeds at step 9 or 30
         for steps in (30,) if pauses else (8, 9):
             yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
@@ -134,19 +137,21 @@ def _old_ends() -> Iterator[Schedule]:
 
 def _waits() -> Iterator[Schedule]:
     """
-    Yield schedules in which limits of the policy pass, or ranks hang, in states that rarely last
-    long enough for that.
+    Yield schedules in which time limits of the policy pass, or ranks hang, in states of the job
+    machine that rarely last long enough for that.
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
-    yield replace(CALM, steps=60, mishaps=(late, notice))  # rank 3's new process joins too late
+    # the process that is to take over rank 3 joins later than the policy allows
+    yield replace(CALM, steps=60, mishaps=(late, notice))
     kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=8)
     late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
     yield replace(CALM, steps=12, mishaps=(kill, late))
     hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
     yield replace(CALM, steps=12, mishaps=(kill, hang))
     pause = Mishap(what="pause", delay=4.0, lasting=20.0)
-    yield replace(CALM, steps=30, mishaps=(pause,))  # a time limit ends the pause
+    # the time limit of the policy ends this pause before the request to resume comes
+    yield replace(CALM, steps=30, mishaps=(pause,))
     for what in ("hang", "stop"):
         still = Mishap(what=what, target=2, when="state", name="pausing")
         yield replace(CALM, steps=30, mishaps=(pause, still))

@@ -28,15 +28,15 @@ FAREWELL = 12.0
 
 
 REPLAYED = 16
-"""In one of `REPLAYED` runs, the story (the recorded events of the job machine) is replayed, and
-the commands after every event are compared with the recorded commands. The replay costs as much
-time as the run."""
+"""In one of this many runs, the story (the recorded events of the job machine) is replayed, and the
+commands after every event are compared with the recorded commands. The replay costs as much time as
+the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    The result of one run.
+    The result of one simulated run.
     """
 
     schedule: Schedule
@@ -45,13 +45,14 @@ class Outcome:
     broken: str
     """The name of the invariant that was broken. Empty if all invariants held."""
     how: str
+    """A text that says how the invariant was broken. Empty if all invariants held."""
     faults: int
-    """The number of mishaps that happened and were faults."""
+    """The number of faults that were injected and have happened."""
     seconds: float
     """The length of the run in virtual seconds."""
     seen: Seen
     events: tuple[Event, ...]
-    """The events of the story. Empty unless an invariant was broken."""
+    """The recorded events of the job machine (the story). Empty unless an invariant was broken."""
 
 
 def run(schedule: Schedule) -> Outcome:
@@ -89,7 +90,7 @@ def run(schedule: Schedule) -> Outcome:
 
 def set_up(schedule: Schedule) -> Stage:
     """
-    Return a cluster that is built from the schedule and in which nothing has happened yet.
+    Return a simulated cluster that is built from a schedule, and in which nothing has happened yet.
     """
     rng = Random(f"run {schedule.seed}")
     stage = Stage(
@@ -156,7 +157,8 @@ def _where(error: BaseException) -> str:
 
 def total(outcomes: list[Outcome]) -> Seen:
     """
-    Return the sum of the `seen` counts of several runs.
+    Return the sum of the counts of several runs: how often each kind of event came in each state of
+    the job machine.
     """
     seen: Seen = Counter()
     for outcome in outcomes:

@@ -25,7 +25,7 @@ What = Literal[
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "switch", "advise", "come")
-"""The kinds of mishaps that are not faults: requests, and nodes that join."""
+"""The kinds of mishaps that are not faults: requests, and nodes that join the job."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
     ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
@@ -37,15 +37,18 @@ FAULTS: tuple[tuple[What, float], ...] = (
 """The kinds of faults, each with its relative frequency."""
 
 ANY = -1
+"""The target of a mishap that happens to the first rank that carries out a certain order."""
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
 """Faults that happen only in the training loop of a rank and end with an exception there."""
 NODES = ("node", "partition", "agent", "beats")
-"""Mishaps that happen to a node."""
+"""The kinds of mishaps (injected faults) that happen to a node."""
 GLOBAL = (
     *NODES, "broker", "controller", "deposed", "store", "impostor", "late", "unkillable", "unreadable",
 )  # fmt: skip
-"""The kinds of mishaps that do not depend on the phase of the step in which a rank is."""
+"""The kinds of mishaps (injected faults) that do not depend on the phase of the step in which a
+rank is."""
 PHASES = ("forward", "all-reduce", "window", "between")
+"""The phases of a step, without its tail, at which a mishap may happen."""
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
 """The phases of the tail: its begin, the collective in it, the part after the collective, and the
 end of the step. A phase that is listed twice is drawn twice as often."""
@@ -143,8 +146,8 @@ class Mishap:
     order or the state must have occurred before. For `switch`, a number above 0 also withdraws the
     request after `lasting` seconds."""
     delay: float = 0.0
-    """Seconds from the order or the state to the mishap, or from the start of the run for
-    `time`."""
+    """The time in seconds from the order or the state to the mishap. If `when` is `time`, the time
+    in seconds from the start of the run."""
     by: float = 0.0
     """Seconds after the start of the run at which the mishap happens even if its moment has not
     come. If `by` is 0, the mishap waits for its moment without a limit."""
@@ -152,8 +155,8 @@ class Mishap:
     """Seconds until the target comes back, for `node`, `partition`, `beats` and `broker`. Other
     kinds scale their effect with this number (see `Harm` and `Mishaps`)."""
     until: str = ""
-    """The state of the job machine at which the target comes back, if that is earlier than
-    `lasting`."""
+    """The state of the job machine at which the effect of the mishap ends, if the machine enters
+    this state before `lasting` seconds are over."""
     loud: bool = True
     """For `node`: True if the launcher reports the loss of the node at once, False if the
     controller has to notice the loss by itself."""
@@ -185,31 +188,32 @@ class Schedule:
     """True if the adaptor can make the rank-local state of a rank from the number of a step.
     `strategies` are the strategies that the adaptor supports."""
     spares: tuple[int, ...] = ()
-    """One number for each spare node, which starts without ranks: how many ranks the node has room
-    for."""
+    """For each spare node, which starts without ranks: the number of ranks for which the node has
+    room."""
     room: int = 0
     """The number of further ranks for which each node that is not a spare has room."""
     checkpoints: int = 0
-    """The number of steps between two periodic checkpoints. If it is 0, none are written."""
+    """The number of steps between two periodic checkpoints. If it is 0, no periodic checkpoints are
+    written."""
     own: int = 0
     """The number of steps between two checkpoints that the script writes without tft and can load
-    by itself. If it is 0, the script writes none."""
+    by itself. If it is 0, the script writes no such checkpoints."""
     tail: float = 0.0
     """The longest duration of a step's tail on a rank, in seconds. The tail is the part of a step
     after the update window. If it is 0, a step ends with its update window."""
     averages: bool = False
     """True if the tail of each step (the part after the update window) contains a collective."""
     broadcasts: bool = False
-    """True if the lowest rank does not wait for the other ranks in the collective of the tail, like
-    the source of a broadcast."""
+    """True if the rank with the lowest number does not wait for the other ranks in the collective
+    of the tail, like the source of a broadcast."""
     breaks: bool = True
-    """True if a collective raises an exception when a member is lost. False if the collective then
-    hangs."""
+    """True if a collective raises an exception when a rank of its process group is lost. False if
+    the collective then hangs."""
     resume: int = 0
     """The step of the checkpoint from which the job starts. If it is 0, the job starts without a
     checkpoint."""
     backups: int = 0
-    """The number of earlier steps of which each rank keeps a copy."""
+    """The number of earlier steps of which each rank keeps a copy of its state."""
     slices: int = 0
     """The number of slices into which each shard is cut. In each step the ranks compare digests of
     one slice. If it is 0, no slices are compared."""
@@ -222,7 +226,7 @@ class Schedule:
 
     def placement(self) -> dict[int, tuple[int, ...]]:
         """
-        Return the ranks of each node. Spare nodes have none.
+        Return the ranks of each node, by the number of the node. Spare nodes have no ranks.
         """
         edges = [self.world * node // self.nodes for node in range(self.nodes + 1)]
         places = {n: tuple(range(edges[n], edges[n + 1])) for n in range(self.nodes)}
@@ -278,7 +282,7 @@ def _strided(name: str, ranks: tuple[int, ...], parts: int) -> dict[str, tuple[i
 
 def draw(seed: int) -> Schedule:
     """
-    Draw the schedule of a seed.
+    Draw the schedule that belongs to a seed.
     """
     rng = Random(f"schedule {seed}")
     world = _world(rng)
@@ -297,8 +301,8 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    # a separate generator, so that each seed gives the same other mishaps as before switches were
-    # added
+    # draw the switch with a generator of its own, so that all other draws of a seed are the same as
+    # before switches were added
     own = Random(f"switch {seed}")
     if own.random() < 0.15:
         mishaps.append(_switch(own, world))

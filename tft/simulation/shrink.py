@@ -1,6 +1,6 @@
 """
-Shrinking: make a schedule that breaks an invariant as small as possible. The smaller schedule must
-still break the same invariant.
+Makes a schedule that breaks an invariant as small as possible. The smaller schedule must still
+break the same invariant.
 """
 
 from collections.abc import Iterator
@@ -105,8 +105,8 @@ def explain(schedule: Schedule, stories: Path) -> str:
 
 def code(thing: object) -> str:
     """
-    Return a schedule or a part of one as Python code, without the fields that have their default
-    value.
+    Return a schedule, or a part of a schedule, as Python code. Fields that have their default value
+    are left out.
     """
     if isinstance(thing, tuple):
         inside = ", ".join(code(each) for each in thing)

@@ -22,14 +22,16 @@ FOUND = 1.5
 """Seconds after the end of a step within which the controller knows that copies differ: within this
 time each node sends several heartbeats."""
 DISTURBING = ("node", "partition", "broker", "beats", "agent", "deposed")
-"""Mishaps that keep beats from a controller. After such a mishap it is unknown when a controller
-receives a digest, so checks that depend on this are skipped."""
+"""The kinds of mishaps (injected faults) that keep heartbeats from a controller. After such a
+mishap it is unknown when a controller receives a digest, so checks that depend on this are skipped.
+"""
 LATE_WORDS = frozenset(
     {"copies_differ", "slices_differ", "checkpoint_differs", "corruption_traced"}
 )
-"""The log events that name ranks with wrong copies."""
+"""The names of log events that name ranks with wrong copies."""
 
 Attempt = tuple[int, int]
+"""The numbers of an incident and of its round."""
 Held = dict[int, dict[str, Content]]
 """By rank and shard: the content at the end of a step."""
 
@@ -37,8 +39,8 @@ Held = dict[int, dict[str, Content]]
 @dataclass(slots=True)
 class Found:
     """
-    A difference between copies that the job machine has been told. It is forgotten when all ranks
-    are ordered to resume.
+    A difference between copies of a shard that the job machine has been told. The difference is
+    forgotten when all ranks are ordered to resume.
     """
 
     sound: int
@@ -82,7 +84,7 @@ def _is_wrong(process: ProcessPart) -> bool:
 
 class Slices:
     """
-    Compares the verdicts about slices with the real content of the ranks.
+    Compares the verdicts about slices (parts of the shards) with the real content of the ranks.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger) -> None:
@@ -100,11 +102,14 @@ class Slices:
         self._corrupted: set[int] = set()
         """The ranks that have held corrupted content at the end of a step."""
         self._counts: dict[tuple[int, int], set[int]] = {}
-        """By rank and node: the incidents in which the copies of the rank were wrong."""
+        """By rank and node: the numbers of the incidents in which the copies of the rank were
+        wrong."""
         self.found: Found | None = None
+        """The difference between copies that the job machine was told last. None if there was none
+        since all ranks were last ordered to resume."""
         self._sound: int | None = None
         """The last step before copies differed, if the ranks were ordered to resume from a later
-        step. It is None otherwise, and after the incident has closed."""
+        step. None otherwise, and after the incident has closed."""
         self.left: set[int] = set()
         """The nodes that may be given up, since a rank on them had wrong copies twice."""
 
@@ -112,8 +117,8 @@ class Slices:
 
     def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
-        Begin a new record: all members resume training. Wrong content that members hold now was
-        accepted knowingly, or no comparison could find the wrong content.
+        Begin a new record, because all ranks of the job resume training. Wrong content that ranks
+        hold now was accepted knowingly, or no comparison could find the wrong content.
         """
         if self.found is None:
             self._was_found()
@@ -127,7 +132,7 @@ class Slices:
 
     def freezes(self) -> None:
         """
-        Record that the ranks are asked for their positions.
+        Record that the controller has asked the ranks for their positions (order `freeze`).
         """
         self._frozen = self._stage.clock.now if self._frozen is None else self._frozen
 
@@ -160,7 +165,8 @@ class Slices:
 
     def _seen(self, process: ProcessPart, step: int) -> dict[str, Content]:
         polluted = self._stage.pollution.step
-        if polluted is not None and step >= polluted:  # after a polluted update all ranks are equal
+        # after a polluted update all ranks hold the same wrong content, so record equal content
+        if polluted is not None and step >= polluted:
             return dict.fromkeys(process.memory.content, self._stage.truth.spoilt(step))
         return dict(process.memory.content)
 
@@ -181,7 +187,7 @@ class Slices:
 
     def _slice(self, shard: str, step: int) -> dict[int, Content] | None:
         """
-        Return what the slice of `step` shows of a shard, by rank.
+        Return what the slice that is compared in `step` shows of a shard, by rank.
         """
         copies = self._copies(shard, step)
         if copies is None:
@@ -255,7 +261,9 @@ class Slices:
 
     def _agreed(self, event: SlicesAgreed) -> None:
         if event.step <= self._record.begun or self._stage.pollution.step is not None:
-            return  # a polluted update hides that copies differed before
+            # there is nothing to check: the step is from before the record began, or a polluted
+            # update hides whether the copies differed before
+            return
         for shard in self._stage.schedule.groups():
             copies = self._copies(shard, event.step)
             if len(self._holders(shard, event.step)) == 1:
@@ -285,8 +293,8 @@ class Slices:
                 if any(content.flipped for content in held.values())
             }
             self._disputes.append(_Dispute(-1, frozenset(corrupted)))
-        # after the last step at which the slice was equal, a periodic checkpoint may have compared
-        # the copies as a whole
+        # use the step of a periodic checkpoint that has compared whole copies, if that step is
+        # later than the last step at which the slice was equal
         sound = machine.compared if event.sound < machine.compared < event.step else event.sound
         self.found = Found(sound, bool(event.right))
 
@@ -428,7 +436,9 @@ class Slices:
             return
         for rank, process in members.items():
             if process.memory.unsaid:
-                continue  # corrupted after the last report of digests: slices find it later
+                # skip a rank that was corrupted after it had reported its digests: a later
+                # comparison of slices finds the corruption
+                continue
             for shard, content in process.memory.content.items():
                 if content.flipped or content.spread:
                     raise Broken(

@@ -90,13 +90,15 @@ class ProcessPart(Protocol):
 
     def handle(self, event: RankEvent) -> None:
         """
-        Hand an event to the rank machine and carry out its commands.
+        Give an event to the rank machine (the state machine that handles the orders of a rank), and
+        carry out the commands that the rank machine returns.
         """
 
     def look_at_gate(self) -> None:
         """
-        Let a thread that waits at the step gate go on, if its orders allow this. The thread enters
-        its update window, or it leaves the loop.
+        Let a training thread that waits at the step gate (where orders hold a rank before an
+        update) go on, if its orders allow this. The thread then enters its update window, or leaves
+        the loop.
         """
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
@@ -113,7 +115,8 @@ class ProcessPart(Protocol):
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Tell the rank machine the result of an order.
+        Tell the rank machine (the state machine that handles the orders of a rank) the result of an
+        order.
         """
 
     def left(self) -> None:
@@ -123,7 +126,7 @@ class ProcessPart(Protocol):
 
     def join(self) -> None:
         """
-        Send `Joined`, as a script does when it calls `tft.init`.
+        Send the report `Joined`, as a script does when it calls `tft.init`.
         """
 
     def hear_lead(self, lead: Lead) -> None:
@@ -163,23 +166,24 @@ class GroupPart(Protocol):
 
     def build(self, process: ProcessPart) -> None:
         """
-        Let a member begin to build its wrapper of the model.
+        Let a member of the group begin to build the framework's wrapper of its model.
         """
 
     def enter(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Let members begin to compute a step.
+        Let members of the group begin to compute a step.
         """
 
     def close(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Finish the update of a step on some members, and begin the tail or the next step.
+        Finish the update of a step on some members of the group, and begin the tail or the next
+        step.
         """
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
-        Remove a member that has ended or has closed its connections. With `loud`, members that wait
-        for other members may get an exception.
+        Remove a member that has ended or has closed its connections to the group. With `loud`,
+        members that wait for other members may get an exception.
         """
 
 
@@ -190,18 +194,19 @@ class GroupsPart(Protocol):
 
     def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
         """
-        Let a process wait at a store until `members` processes have joined under `name`. They then
-        form a group.
+        Let a process wait at a rendezvous store until `members` processes have joined under `name`.
+        These processes then form a process group.
         """
 
     def leave(self, process: ProcessPart) -> None:
         """
-        Remove a process that waits to form a group.
+        Remove a process that waits at a rendezvous store to form a process group.
         """
 
     def close(self, store: tuple[str, int]) -> None:
         """
-        Fail the current order of all processes that wait at a store, because the store has closed.
+        Fail the current order of all processes that wait at a rendezvous store, because the store
+        has closed.
         """
 
 
@@ -225,9 +230,9 @@ class NodeStore:
     """
 
     address: tuple[str, int] | None = None
-    """Host and port. None while no store is open."""
+    """The host and the port of the rendezvous store. None while no store is open."""
     opened: float = 0.0
-    """The virtual time at which the store was opened, by the cluster's clock."""
+    """The virtual time at which the rendezvous store was opened, by the cluster's clock."""
 
 
 class NodePart(Protocol):
@@ -251,7 +256,7 @@ class NodePart(Protocol):
 
     def start(self) -> None:
         """
-        Start the agent: report the node, begin to send heartbeats, and open the store.
+        Start the agent: report the node, begin to send heartbeats, and open the rendezvous store.
         """
 
     def comes_back(self) -> None:
@@ -286,7 +291,7 @@ class NodePart(Protocol):
 
     def admit(self, stranger: ProcessPart) -> None:
         """
-        Add a process that was started here without an order.
+        Add a process that was started on this node without an order.
         """
 
     def hear(self, order: Order, leader: int) -> None:
@@ -296,7 +301,8 @@ class NodePart(Protocol):
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle the acknowledgement that the leading controller sends, and pass it to the processes.
+        Handle a `Lead` message, with which the leading controller acknowledges reports, and pass
+        the message to the processes.
         """
 
     def hear_agent(self, message: LocalStates | LocalStatesKept) -> None:
@@ -317,7 +323,7 @@ class NodePart(Protocol):
 
     def connected(self) -> None:
         """
-        Reconnect the node to the broker, and send all unacknowledged reports at once.
+        Reconnect the node to the broker, and send again all reports that are not acknowledged.
         """
 
     def beats_again(self) -> None:
@@ -349,7 +355,7 @@ class LeaderPart(Protocol):
 
     def hear(self, sender: str, number: int, report: Report) -> None:
         """
-        Handle a report that has arrived.
+        Handle a report of a rank, an agent or the launcher that has arrived.
         """
 
     def hear_beat(self, beat: Beat) -> None:
@@ -400,7 +406,7 @@ class MishapsPart(Protocol):
     @property
     def harm(self) -> HarmPart:
         """
-        The effects of the mishaps.
+        The object that carries out the mishaps (injected faults and requests).
         """
 
     @property
@@ -441,28 +447,29 @@ class MishapsPart(Protocol):
 
     def failure(self, rank: int, order: OrderName) -> str | None:
         """
-        Return the text of the failure of an order on a rank. Return None when the order does not
-        fail.
+        Return the text of the failure that the schedule injects into an order on a rank. Return
+        None when the order does not fail.
         """
 
     def slowness(self, rank: int, order: OrderName) -> float:
         """
-        Return how many more seconds the order takes on a rank.
+        Return how many more seconds than usual a rank needs for an order.
         """
 
     def lateness(self, rank: int) -> float:
         """
-        Return how many more seconds the process of a rank takes to call `tft.init`.
+        Return how many more seconds than usual the process of a rank needs until it calls
+        `tft.init`.
         """
 
     def held_back(self, rank: int) -> float:
         """
-        Return how many more seconds it takes until the process of a rank has ended.
+        Return how many more seconds than usual it takes until the process of a rank has ended.
         """
 
     def verdict(self, rank: int) -> Verdict:
         """
-        Return the verdict of a check on a rank.
+        Return the verdict of a health check on a rank.
         """
 
 
@@ -500,12 +507,12 @@ class InvariantsPart(Protocol):
 
     def steps_alike(self, members: "dict[int, ProcessPart]") -> None:
         """
-        Check that all members of a group compute the same step.
+        Check that all members of a process group compute the same step.
         """
 
     def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
         """
-        Check that a transfer comes from a rank that holds the right content of the step.
+        Check that a rank from which a shard is fetched holds the right content of the step.
         """
 
     def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
@@ -567,13 +574,13 @@ class InvariantsPart(Protocol):
 
     def ends(self) -> None:
         """
-        Check that every incident ends: the job is over within `BOUND` seconds after the last
-        mishap.
+        Check that every incident ends: the job is over within `BOUND` virtual seconds after the
+        last mishap (injected fault or request).
         """
 
     def nothing_left(self) -> None:
         """
-        Check that no process is left when a job is over.
+        Check that no process of a rank is left when a job is over.
         """
 
 
@@ -585,13 +592,14 @@ class AuditorPart(Protocol):
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that the job machine is about to handle, and the state of the machine before
-        the event.
+        Record an event that the job machine (the state machine of the leading controller) is about
+        to handle, and the state of the job machine before this event.
         """
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
-        Check the commands and the state of the machine after an event.
+        Check the commands and the state of the job machine after an event. Raises `Broken` when an
+        invariant does not hold.
         """
 
     def not_put_back(
@@ -617,7 +625,7 @@ class AuditorPart(Protocol):
 @dataclass(slots=True)
 class Cluster:
     """
-    The nodes, controllers and processes of a run.
+    The nodes, controllers and processes of a simulated cluster.
     """
 
     nodes: dict[int, NodePart] = field(default_factory=dict)
@@ -640,18 +648,18 @@ class Pollution:
     """
 
     step: int | None = None
-    """The step of that update. None when no update has spread wrong content."""
+    """The step of the update that has spread wrong content. None when there was no such update."""
     known: bool = False
-    """True when the controller knows of the polluted update."""
+    """True when the controller knows of the update that has spread wrong content."""
     learnt: tuple[int, int] = (0, 0)
-    """The incident and round in which the controller learnt of the polluted update. Orders of
-    earlier rounds were sent before that."""
+    """The incident and round in which the controller learnt of the update that has spread wrong
+    content. Orders of earlier rounds were sent before that."""
 
 
 @dataclass(slots=True)
 class Checks:
     """
-    The parts that check a run.
+    The objects that check a simulated run, and the counts of the events that came in it.
     """
 
     invariants: InvariantsPart
@@ -699,7 +707,7 @@ class Stage:
 
     def pid(self) -> int:
         """
-        Return a new process id.
+        Return a new process id for a simulated process, which is also used as the number of a port.
         """
         self.cluster.pids += 1
         return self.cluster.pids

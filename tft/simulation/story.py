@@ -39,7 +39,8 @@ class SharedStory:
 
     def append(self, event: Event, epoch: int) -> bool:
         """
-        Append an event. Return False, without writing, when another controller has the epoch.
+        Append an event to the story. Return False, without writing, when another controller has
+        claimed the epoch.
         """
         newer = isinstance(event, Led) and epoch > self.epoch
         if not newer and (epoch != self.epoch or isinstance(event, Led)):
@@ -50,7 +51,7 @@ class SharedStory:
 
     def judged(self, commands: Sequence[Command]) -> None:
         """
-        Record the commands that followed the last event.
+        Record the commands that the job machine returned for the last event.
         """
         if self.then is not None:
             self.then.append(fingerprint(commands))
@@ -87,7 +88,7 @@ def opened(schedule: Schedule) -> Opened:
 
 def write_story(path: Path, schedule: Schedule, events: Sequence[Event]) -> None:
     """
-    Write the events to `path` as a controller would.
+    Write the events to a story file at `path`, as a controller would.
     """
     path.unlink(missing_ok=True)
     beginning = opened(schedule)

@@ -11,11 +11,14 @@ from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
 SHORT = 2.0
-"""The longest silence in seconds after which the controller certainly does not give up a node or a
+"""The time in seconds after which the controller certainly does not give up a silent node or
 process yet."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
+"""The kinds of mishaps that harm the process or the state of one rank only."""
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
+"""The kinds of mishaps after which every rank still has its process and its state."""
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
+"""The kinds of faults that a job must survive when an observer outside the rank reports them."""
 
 
 def lost_needlessly(stage: Stage, over: JobOver) -> str:
@@ -26,7 +29,8 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage, over):
         return ""
-    # a job may end before any rank has joined, but not after a rank has joined
+    # a job may end before any rank has joined. If the job says that this was so, check that the
+    # controllers have really handled no report that a rank has joined
     if over.why.endswith("before any rank had joined the job"):
         before = [
             n
@@ -34,11 +38,12 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
             if kind == "Joined" and at not in SETTLED
         ]
         return "a rank had joined the job" if before else ""
-    if over.why.startswith("all steps are done"):  # the script may fail after the last step
+    # a job may end without success after its last step, because the script may fail there
+    if over.why.startswith("all steps are done"):
         return "not all steps are done" if stage.checks.invariants.short() else ""
     if stage.checks.invariants.given_up and stage.schedule.trouble.loss:
-        # where messages are lost, the report that a process has ended may come after the limit for
-        # ending it, and its rank has no other place
+        # where messages are lost, the report that a process has ended may come too late. The job
+        # then gives up this process, and may have no other place for its rank
         return ""
     return over.why if _survivable(stage, faults[0]) else ""
 

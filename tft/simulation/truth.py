@@ -11,7 +11,7 @@ Digests = dict[str, dict[str, str]]
 
 class Content(NamedTuple):
     """
-    The content of one shard on one rank.
+    The simulated content of one shard on one rank.
     """
 
     model: float
@@ -39,7 +39,7 @@ class Content(NamedTuple):
     @property
     def spoilt(self) -> bool:
         """
-        True if the content comes from a polluted update.
+        True if the content comes from a polluted update (an update with wrong numbers from a rank).
         """
         return self.model % 1 == SPOILT
 
@@ -77,7 +77,8 @@ RANGE = 1 << 40
 
 
 Written = Content | float
-"""The content of a file: a shard, or the data position of a rank."""
+"""The content of a simulated file: a shard, or the data position of a rank (the number of batches
+drawn)."""
 
 
 class Truth:
@@ -144,7 +145,7 @@ class Truth:
 
     def data(self, step: int) -> int:
         """
-        Return the number of batches that are drawn by the end of `step`.
+        Return the number of batches that each rank has drawn by the end of `step`.
         """
         self._until(step)
         return self._data[step]
@@ -185,7 +186,8 @@ class Truth:
 
     def spoilt(self, step: int) -> Content:
         """
-        Return the content that all ranks have after the polluted update of `step`.
+        Return the content that all ranks have after the polluted update (with wrong numbers) of
+        `step`.
         """
         self._wrong += 1
         return Content(step + SPOILT, step)
@@ -243,7 +245,7 @@ class Truth:
 
     def _without_after(self, last: int) -> tuple[int, ...]:
         """
-        Return the ranks that take no part after the end of step `last`.
+        Return the ranks without which the job trains after the end of step `last`.
         """
         return self._without[max(at for at in self._without if at <= last)]
 

@@ -38,7 +38,7 @@ class AdaptorSpecs:
     step.
     """
 
-    # ------------------------------------------------------------ the process
+    # ------------------------------------------------------------ the process of a rank
 
     @hookspec(firstresult=True)
     def tft_strategies(self) -> Sequence[str]:
@@ -89,7 +89,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_launcher_store(self, host: str, port: int) -> LauncherStore:
         """
-        Return the store that the framework's own launcher serves at `host` and `port`.
+        Return the key-value store that the framework's own launcher serves at `host` and `port`.
 
         Raise a `UsageError` if the store does not answer.
 
@@ -131,11 +131,11 @@ class AdaptorSpecs:
         """
         Return the ranks of the model replica to which this rank belongs, this rank included.
 
-        A model replica is a set of ranks that together hold the whole model. Each of them needs the
-        parts of the model on the other ranks of the set to compute. When the job continues with
-        fewer ranks, the ranks of a model replica leave together, and they return together. When two
-        copies of a shard differ, the gradients of the ranks of a model replica can show which copy
-        is wrong. An empty sequence means this rank alone.
+        A model replica is a set of ranks that together hold the whole model. To compute, each rank
+        of the set needs the parts of the model on the other ranks of the set. When the job
+        continues with fewer ranks, the ranks of a model replica leave together, and return
+        together. When two copies of a shard differ, the gradients of the ranks of a model replica
+        can show which copy is wrong. An empty sequence means this rank alone.
 
         Not needed: without this hook each rank leaves alone.
         """
@@ -278,15 +278,15 @@ class AdaptorSpecs:
 
         Examples are the learning rate and the modes of modules (training or evaluation). The hook
         is called in every step, when the step has ended with its tail (the code of the loop after
-        the update window). If a later fault interrupts the loop, `tft_clear` restores the stored
-        settings, so that all ranks have the same settings.
+        the update window). If a later fault interrupts the training loop, `tft_clear` restores the
+        stored settings, so that all ranks have the same settings.
 
         Return None if the rank-local state has not changed since `tft_capture(closing=True)`. If
         the tail has changed a part of the rank-local state, return the rank-local state with this
         change, but with the RNG and the data position of that capture.
 
-        `tail` True means that the loop has marked the end of the step. `tail` False means that the
-        update window has just closed and the tail is still to come.
+        `tail` True means that the training loop has marked the end of the step. `tail` False means
+        that the update window has just closed and the tail is still to come.
 
         Not needed: without this hook no setting is restored.
         """
@@ -524,7 +524,7 @@ class AdaptorSpecs:
         """
         raise NotImplementedError
 
-    # ------------------------------------------------------------ groups and wrappers
+    # ------------------------------------------------------------ process groups and wrappers
 
     @hookspec(firstresult=True)
     def tft_quiesce(self) -> None:
@@ -689,7 +689,7 @@ class AdaptorSpecs:
         `beside` contains the bytes that `tft_beside` returned when the shard was written. Use them
         to restore the state that is not in the user's objects.
 
-        Not needed: see `tft_beside`.
+        Not needed: without this hook and `tft_beside` nothing is stored next to the shard.
         """
 
     # ------------------------------------------------------------ faults
@@ -701,9 +701,9 @@ class AdaptorSpecs:
 
         Return a `Diagnosis` if the kind alone does not say enough. Return None if the adaptor does
         not know the exception. A `tft.TrainingFault` that declares a kind takes precedence over the
-        result. So does the table of device faults, which maps error texts to kinds of faults. The
-        hook is also called for each exception from which `error` was raised (its `__cause__` and
-        `__context__`).
+        result. The table of device faults, which maps error texts to kinds of faults, takes
+        precedence too. The hook is also called for each exception from which `error` was raised
+        (its `__cause__` and `__context__`).
         """
 
 

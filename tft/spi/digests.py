@@ -17,10 +17,11 @@ _PIECE = 4 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
 _SHARE = 32 * 2**20
-"""The number of bytes of content for each additional thread. Content smaller than this is read by
-the calling thread alone."""
+"""The number of bytes for each additional thread. The calling thread alone reads buffers that are
+smaller than this in total."""
 _MOST = 4
-"""The highest number of threads. Four threads already use the whole memory bandwidth."""
+"""The highest number of threads that compute digests. Four threads already use the whole memory
+bandwidth."""
 
 _cores: ContextVar[int | None] = ContextVar("cores", default=None)
 """The number of processor cores for digests. None: all cores that this process may use."""
@@ -61,7 +62,7 @@ def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dic
 
 def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
     """
-    Add the buffers of a batch to the digests of their parts.
+    Add the buffers of a batch to the digests of the parts of a shard to which they belong.
     """
     pieces: list[_Piece] = []
     counts: list[int] = []
@@ -107,7 +108,8 @@ def _digests(pieces: list[_Piece]) -> list[bytes]:
                 threads.append(thread)
         read()
     finally:
-        # an exception may have interrupted this thread: then the other threads must stop reading
+        # empty the queue `left`: if an exception has interrupted this thread, the other threads
+        # must stop reading
         left.clear()
         for thread in threads:
             thread.join()
@@ -131,7 +133,7 @@ class _Reader:
 
     def digest(self, piece: _Piece) -> bytes:
         """
-        Return the digest of a piece (XXH3-128).
+        Return the digest (XXH3-128) of a piece of a buffer.
         """
         buffer, offset, count = piece
         if not isinstance(buffer, DeviceBuffer):

@@ -46,8 +46,8 @@ other code in this program has already reaped the process."""
 _FAILED = 4
 """The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
-"""The size in bytes of the longest message. A message contains a few numbers, or the reason of a
-failed start."""
+"""The size in bytes of the longest message between the agent and the program that starts the ranks.
+A message contains a few numbers, or the reason of a failed start."""
 _DECIDED = (
     *("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--starter", "--resume-if-any"),
 )
@@ -57,7 +57,8 @@ not set."""
 
 class Starter(Protocol):
     """
-    The operations on the processes of ranks that the program (see above) must provide.
+    The operations on the processes of ranks that a program must provide if it starts the ranks of a
+    node in place of tft.
 
     All methods are called on the thread that has called `Node.run`.
     """
@@ -80,7 +81,7 @@ class Starter(Protocol):
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        Reap a process that has ended.
+        Reap a process that has ended. Until then the kernel gives its pid to no other process.
         """
 
 
@@ -90,7 +91,8 @@ class Starter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """
-    A request of an agent to the program: start, kill or reap a process of a rank.
+    A request of an agent to the program that starts the ranks: start, kill or reap a process of a
+    rank.
 
     A `start` request is sent together with a file descriptor. Its file contains the environment of
     the new process as JSON.
@@ -98,17 +100,17 @@ class Ask:
 
     kind: Literal["start", "kill", "reap"]
     number: int
-    """The number that the agent has given to the process."""
+    """The number that the agent has given to the process of the rank."""
     local_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    A report of the program to the agent on a process of a rank.
+    A report of the program that starts the ranks, to the agent, on a process of a rank.
 
-    A process that has ended is not reaped until the agent asks for that. So no other process can
-    get the same pid before.
+    A process that has ended is not reaped until the agent asks for that. Until then no other
+    process can get the same pid.
     """
 
     kind: Literal["started", "ended", "refused"]
@@ -158,7 +160,7 @@ def written(environment: Mapping[str, str]) -> int:
 def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
     try:
         said, descriptors, _, _ = socket.recv_fds(channel, _SENTENCE, 1, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # the agent has closed the socket with unread answers
+    except ConnectionResetError:  # the agent has closed its socket without reading all answers
         return None
     if not said:
         return None
@@ -358,7 +360,9 @@ class Service:
 
     def _obey(self) -> None:
         heard = _hear_ask(self._channel)
-        if heard is None:  # the agent is ending; `serve` still waits for the end of `tft run`
+        # None: the agent has closed the connection and is ending. No request comes any more, and
+        # the loop in `serve` only waits for the end of `tft run`
+        if heard is None:
             self._selector.unregister(self._channel.fileno())
             return
         ask, environment = heard
@@ -417,7 +421,7 @@ class Service:
         )
 
     def _answer(self, answer: Answer) -> None:
-        with suppress(OSError):  # raised if the agent has ended, and the job with it
+        with suppress(OSError):  # if the agent has ended, `say` fails, but the job is over anyway
             say(self._channel, answer)
 
     def _reap(self, started: _Started) -> None:

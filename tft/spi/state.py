@@ -93,7 +93,8 @@ class StateHooks(Generic[State]):
 
     def state(self) -> State:
         """
-        Return the training state. Raises `UsageError` if the script has not given one to tft.
+        Return the training state. Raises `UsageError` if the script has not given its training
+        state to tft.
         """
         if self.adopted is None:
             raise UsageError(f"there is no training state yet: call {self._hands_over} first")

@@ -232,8 +232,8 @@ class Numbers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job. An adaptor returns it if the kind of fault alone does not
-    say enough.
+    What an exception means for the job. An adaptor returns a `Diagnosis` if the kind of fault alone
+    does not say enough.
     """
 
     kind: FaultKind
@@ -258,7 +258,7 @@ class FaultView:
     rank: int | None
     """The rank at fault; None if no single rank could be identified."""
     step: int
-    """The step that was being computed."""
+    """The step that was being computed when the fault was noticed."""
     evidence: str
     """A text that says how the fault was noticed, such as the message of an exception."""
 
@@ -331,12 +331,13 @@ class IncidentView:
     """The round (attempt) of the incident. A fault that joins the incident starts a new round."""
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
-    """The strategies, in the order in which the job would try them."""
+    """The strategies that the controller considers, in the order in which the job would try them.
+    """
     ranks: tuple[RankView, ...]
     """All ranks of the job, sorted by rank number, including ranks that have left the job."""
     until: float
     """The time (CLOCK_MONOTONIC on the controller's machine, seconds) until which the controller
-    waits for advice. Then it chooses a strategy without advice."""
+    waits for advice. Then the controller chooses a strategy without advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +381,9 @@ class SessionView(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """The number of processes that held this rank before this one."""
+        """
+        The number of processes that held this rank before this process.
+        """
 
     @property
     def world(self) -> int:
@@ -434,4 +437,6 @@ class LauncherStore(Protocol):
         """Store `words` under `key`, and overwrite an earlier value."""
 
     def take(self, key: str) -> str:
-        """Wait for a value under `key`, remove it from the store, and return it."""
+        """
+        Wait for a value under `key`, remove the value from the store, and return it.
+        """

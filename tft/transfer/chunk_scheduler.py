@@ -22,12 +22,13 @@ _STRIKES = 3
 enough: network links flip a bit now and then, and this source may be the only one that has the
 shard."""
 
-_ODD = "its description of the shard differs from that of the other sources"
+_ODD = "the source describes the shard differently than the other sources do"
 
 
 class ChunkScheduler:
     """
-    The shared state of one fetch. Every method may be called on any thread.
+    The state of one fetch that its threads share: the offers and failures of the sources, and the
+    chunks that are still missing. Every method may be called on any thread.
 
     `close` wakes the threads that wait in a method. After `close`, no chunk is assigned to a
     source.
@@ -83,13 +84,13 @@ class ChunkScheduler:
 
     def ended(self) -> bool:
         """
-        Return True if all chunks have arrived, or if all sources are lost.
+        Return True if all chunks of the shard have arrived, or if all source ranks are lost.
         """
         return self.complete() or not self._living()
 
     def complete(self) -> bool:
         """
-        Return True if all chunks have arrived undamaged.
+        Return True if all chunks of the shard have arrived undamaged.
         """
         return self._settled is not None and not self._left
 
@@ -132,7 +133,7 @@ class ChunkScheduler:
 
     def close(self) -> None:
         """
-        Mark the fetch as over, after success or failure.
+        Record that the fetch of the shard is over, after success or failure.
         """
         with self._changed:
             self._closed = True
@@ -140,14 +141,16 @@ class ChunkScheduler:
 
     def lost(self) -> dict[int, str]:
         """
-        Return for each lost source why it was lost. The key is the index of the source.
+        Return why each lost source rank was lost. A key is the index of a source in the list of
+        sources.
         """
         with self._changed:
             return dict(self._lost)
 
     def given(self) -> dict[int, int]:
         """
-        Return how many undamaged bytes each source has sent. The key is the index of the source.
+        Return how many undamaged bytes each source rank has sent. A key is the index of a source in
+        the list of sources.
         """
         with self._changed:
             return {source: self._given[source] for source in self._sources}
@@ -157,7 +160,8 @@ class ChunkScheduler:
     @property
     def closed(self) -> bool:
         """
-        True when the fetch is over. Source threads must not write to the buffers after that.
+        True when the fetch of the shard is over. Then the threads of the sources must not write to
+        the buffers any more.
         """
         return self._closed
 
@@ -202,8 +206,8 @@ class ChunkScheduler:
 
     def came(self, source: int, chunk: Request) -> None:
         """
-        Record that a chunk from this source was written to its place in memory, and that the
-        received bytes match their digest.
+        Record that a chunk from a source was written to its place in memory, and that the received
+        bytes match their digest.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -214,7 +218,7 @@ class ChunkScheduler:
 
     def spoilt(self, source: int, chunk: Request) -> bool:
         """
-        Record that a chunk from this source arrived damaged, and let it be fetched again.
+        Record that a chunk from a source arrived damaged, and let the chunk be fetched again.
 
         Return False when the source has sent `_STRIKES` (3) damaged chunks. The caller must then
         stop using the source.
@@ -229,8 +233,8 @@ class ChunkScheduler:
 
     def lose(self, source: int, why: str) -> None:
         """
-        Record that a source is lost for the reason `why`, and make its unfinished chunks available
-        again.
+        Record that a source is lost for the reason `why`, and make the unfinished chunks of this
+        source available again.
 
         The thread of the source must not write to the buffers after this call. After `close` the
         reason is not recorded: the source has not failed; its thread ends because the fetch is

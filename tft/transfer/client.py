@@ -64,16 +64,16 @@ def fetch(
     `take(meta)` must return writable buffers with the same names and sizes as the buffers of the
     sources. `meta` is the adaptor's description of the shard, which the sources send. The fetch
     writes into these buffers in any order. `taken(meta)` is called after the whole shard has
-    arrived and all digests were right. Both are called on the calling thread.
+    arrived and all digests were right. Both functions are called on the calling thread.
 
     Each source offers its copy with `meta` and the names and sizes of its buffers. A source whose
     offer differs from the most common offer is not used. A source counts as lost if it sends no
     byte, nor a sign of life while it prepares the shard, for `patience` seconds.
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. Raises it also a few times `TICK` seconds after another thread sets `abandoned`.
-    After an error the content of the buffers is undefined. No thread writes to the buffers any more
-    when this function returns or raises.
+    its failure. If another thread sets `abandoned`, raises `TransferFailed` a few times `TICK`
+    seconds later. After an error the content of the buffers is undefined. No thread writes to the
+    buffers any more when this function returns or raises.
     """
     clock = SystemClock()
     began = clock.now()
@@ -96,7 +96,7 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # sources for which this rank could not start a thread have not failed: leave them out
+    # leave out sources for which this rank could not start a thread: they have not failed
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
@@ -131,7 +131,7 @@ def _started(thread: threading.Thread, place: int, scheduler: ChunkScheduler) ->
     try:
         thread.start()
     except RuntimeError as error:
-        scheduler.lose(place, f"this rank has no thread to fetch from it: {error}")
+        scheduler.lose(place, f"this rank cannot start a thread for this source: {error}")
         return False
     return True
 
@@ -146,8 +146,8 @@ def _close(
     while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
-        # do not wait longer than `TICK`: the thread may hang in a name lookup, where it does no
-        # harm
+        # wait at most `TICK` seconds: a thread that hangs in the lookup of a host name may live
+        # on, because it does not write to the buffers
         thread.join(TICK)
     for place, why in scheduler.lost().items():
         source = transfer.sources[place]
@@ -202,7 +202,9 @@ def _until(
         if scheduler.wait(fact, TICK) or ticks == 0:
             return
         ticks = None if ticks is None else ticks - 1
-    raise TransferFailed("the fetch was cancelled, because the controller no longer needs it")
+    raise TransferFailed(
+        "the fetch of the shard was cancelled, because the controller no longer needs it"
+    )
 
 
 def _failure(transfer: Transfer, step: int, scheduler: ChunkScheduler) -> TransferFailed:

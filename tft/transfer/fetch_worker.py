@@ -63,7 +63,8 @@ def bring(
     source fails, this function records it as lost in the scheduler, with the reason.
     """
     why: str | None = (
-        "the thread that fetched from it failed: see its traceback in the output of this rank"
+        "the thread that fetched from the source failed: see its traceback in the output of this "
+        "rank"
     )
     try:
         with (
@@ -77,9 +78,12 @@ def bring(
     except (TransferFailed, MalformedMessage) as error:
         why = str(error)
     except EOFError:
-        why = "the source closed the connection"
+        why = "the source closed the connection before the transfer was complete"
     except ssl.SSLError as error:
-        why = f"the TLS handshake with the source failed ({error.reason}): is its --curve the same?"
+        why = (
+            f"the TLS handshake with the source failed ({error.reason}): was the source started "
+            "with the same --curve?"
+        )
     except OSError as error:
         why = f"the connection to the source broke: {error.strerror or error}"
     finally:
@@ -126,7 +130,7 @@ class _Line:
                 return act()
             except TimeoutError:
                 silent = _longer(silent, self._patience)
-        raise TransferFailed("the fetch is over")
+        raise TransferFailed("the fetch of the shard is over, so this source is not needed")
 
     def send(self, said: Hello | Request) -> None:
         """
@@ -194,7 +198,7 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
         while not poll.poll(TICK * 1000):
             silent = _longer(silent, patience)
             if scheduler.closed:
-                raise TransferFailed("the fetch is over")
+                raise TransferFailed("the fetch of the shard is over, so this source is not needed")
         _refused(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     except BaseException:
         connection.close()

@@ -133,7 +133,7 @@ class ShardServer:
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        # shut the listening socket down before it is closed: closing alone would not wake the
+        # shut the listening socket down before it is closed: `close` alone would not wake the
         # thread that waits in `accept`
         _end(self._listener)
         self._accepting.join()
@@ -149,8 +149,8 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                # the thread of the connection does the TLS handshake, so a slow client does not
-                # block others
+                # do no TLS handshake here: the thread of the connection does it later, so a slow
+                # client does not block other clients
                 if self.tls is not None:
                     connection = self.tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
@@ -188,7 +188,9 @@ class ShardServer:
                     return False
             else:
                 return True
-        log.warning("shard_client_dropped", peer=peer, why="no thread could be started for it")
+        log.warning(
+            "shard_client_dropped", peer=peer, why="no thread could be started for this client"
+        )
         return False
 
     def _host_guest(self, connection: socket.socket, peer: str) -> None:
@@ -197,10 +199,10 @@ class ShardServer:
         except MalformedMessage as error:
             log.warning("shard_client_dropped", peer=peer, why=str(error))
         except TimeoutError:
-            log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
+            log.warning("shard_client_dropped", peer=peer, why="the client was silent for too long")
         except (EOFError, OSError):
-            # not logged: a client closes the connection when it is done, or when it has failed, and
-            # then logs the reason itself
+            # log nothing: a client closes the connection when it has the shard, or when it has
+            # failed, and a client that has failed logs the reason itself
             pass
         finally:
             connection.close()
@@ -243,7 +245,8 @@ class ShardServer:
     ) -> ShardPayload | Refusal:
         """
         Prepare the answer to a client and return it: the content of the shard, or a refusal.
-        Meanwhile, send `Preparing` to the client, so that it does not count this source as silent.
+        Meanwhile, send `Preparing` to the client, so that the client does not count this rank as
+        silent.
         """
         answers: list[ShardPayload | Refusal] = []
         preparing = threading.Thread(
@@ -271,7 +274,7 @@ class ShardServer:
     def _answer(self, hello: Hello, peer: str) -> ShardPayload | Refusal:
         if not hmac.compare_digest(hello.job.encode(), self._job.encode()):
             log.warning(
-                "shard_client_refused", peer=peer, of=hello.rank, why="it named another job"
+                "shard_client_refused", peer=peer, of=hello.rank, why="the client named another job"
             )
             return Refusal(why="this port serves another job")
         if hello.version != VERSION:
@@ -296,7 +299,8 @@ def _shake_hands(connection: socket.socket) -> None:
         connection.do_handshake()
     except ssl.SSLError as refused:
         raise MalformedMessage(
-            f"the TLS handshake with the client failed ({refused.reason}): is its --curve the same?"
+            f"the TLS handshake with the client failed ({refused.reason}): was the client started "
+            "with the same --curve?"
         ) from None
 
 
@@ -312,7 +316,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # shutdown raises it if the connection has ended already
+    with suppress(OSError):  # `shutdown` raises OSError if the connection has ended already
         # do not call SSLSocket.shutdown: it drops the TLS state, and the thread of the connection
         # would then read raw bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

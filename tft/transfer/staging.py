@@ -3,7 +3,7 @@ A view of a shard as one sequence of bytes, for a shard that has buffers on a de
 
 Bytes on a device are copied to the host when they are sent. This takes two pieces of host memory
 for each connection, whatever the size of the shard: while one piece is being sent, the device
-copies into the other.
+copies into the other piece.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ class StagedRun:
     @property
     def size(self) -> int:
         """
-        The total number of bytes in the buffers.
+        The total number of bytes in the buffers of the shard.
         """
         return self._ends[-1] if self._ends else 0
 

@@ -35,7 +35,8 @@ def read_tls(curve: Path | None) -> Tls | None:
     giving, fetching = (
         _context(curve, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     )
-    giving.num_tickets = 0  # send no session tickets: no client resumes a TLS session
+    # do not send tickets for resuming a TLS session, because no client of a transfer resumes one
+    giving.num_tickets = 0
     return Tls(giving=giving, fetching=fetching)
 
 

@@ -100,7 +100,8 @@ class ShardOffer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
     """
-    The server's sign of life while it prepares the shard. The client then goes on waiting.
+    The server's sign of life while it prepares the shard. A client that gets this message goes on
+    waiting.
     """
 
 
@@ -203,13 +204,14 @@ class Run:
     @property
     def size(self) -> int:
         """
-        The total number of bytes in the buffers.
+        The total number of bytes in the buffers of the shard.
         """
         return self._ends[-1] if self._ends else 0
 
     def batches(self, chunk: Request) -> Iterator[Views]:
         """
-        Yield the memory of a chunk in order, in lists of views that are sent together.
+        Yield the memory of a chunk (a part of the shard) in order, in lists of views that are sent
+        together.
         """
         return _batches(self.part(chunk))
 
@@ -359,5 +361,5 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
 
 def _digest(chunk: Request, key: bytes) -> xxhash.xxh3_128:
     # The digest includes the fingerprint of the offer and the range of the chunk. So the bytes of
-    # another chunk, or of a shard with another offer, do not match it.
+    # another chunk, or of a shard with another offer, do not match the digest.
     return xxhash.xxh3_128(key + _RANGE.pack(chunk.offset, chunk.length))

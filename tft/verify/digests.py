@@ -33,7 +33,7 @@ class Digests:
     @property
     def last(self) -> int:
         """
-        Return the last step whose end all ranks have recorded; 0 if there is none.
+        Return the last step whose end all ranks have recorded, or 0 if there is no such step.
         """
         return min(self.ends.values(), default=0)
 

@@ -98,6 +98,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_END)
     except subprocess.TimeoutExpired:
-        # kill `tft run`; all other processes of the job die with it
+        # kill the process group of `tft run`: all other processes of the job die with that process
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

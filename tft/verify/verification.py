@@ -23,7 +23,7 @@ _SHOWN = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result of the kill in one phase.
+    The result of killing a rank in one phase of a step.
     """
 
     phase: str
@@ -32,7 +32,7 @@ class Finding:
     kill: Kill | None = None
     difference: Difference | None = None
     why: str = ""
-    """The reason why the phase was not tried, or a text that says how the job failed."""
+    """The reason why no rank was killed in the phase, or a text that says how the job failed."""
     inexact: tuple[str, ...] = ()
     """Sentences from the job's own report about parts of the recovery that may not be
     bit-identical."""
@@ -222,7 +222,10 @@ class Verifier:
         assert self._calm is not None
         if phase == "evaluation" and not self._calm.functions:
             return "no function of session.evaluate or session.after_step was called"
-        return f"the undisturbed job has trained {self._calm.last} steps, which are too few"
+        return (
+            f"the undisturbed job has trained {self._calm.last} steps, which are too few for a "
+            "kill in this phase"
+        )
 
     def _run(self, name: str, specs: Sequence[str]) -> Ended:
         self._jobs += 1
@@ -248,7 +251,9 @@ def _guilty(
     if difference is not None:
         done = [kill for kill in done if kill.step <= difference.step]
     if not done and difference is None and kills:
-        return kills[0]  # the job has failed before any kill was carried out
+        # the job has failed before any kill was carried out: blame the first planned kill, so that
+        # the failure is reported for its phase
+        return kills[0]
     return max(done, key=lambda kill: kill.step, default=None)
 
 
