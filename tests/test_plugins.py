@@ -107,7 +107,7 @@ def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
     if not missing:
         check_complete(adaptor, "stranger_n")
         return
-    with pytest.raises(UsageError, match=f"must have: {', '.join(missing)}$"):
+    with pytest.raises(UsageError, match=f"must have: {', '.join(missing)}; implement"):
         check_complete(adaptor, "stranger_n")
 
 

@@ -343,7 +343,7 @@ def test_isolation_without_room_elsewhere_ends_in_a_last_checkpoint() -> None:
     assert saves == {(0,): ("dense",), (1,): ()}
     (incident,) = job.reports()
     assert incident["strategy"] == "dump"
-    assert "node 1 is gone" in str(incident["tried"])
+    assert "node 1 is lost" in str(incident["tried"])
 
 
 def test_isolated_node_with_the_only_copy_of_a_shard_saves_it_first() -> None:
