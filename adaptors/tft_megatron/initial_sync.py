@@ -19,7 +19,7 @@ from tft_megatron.training import Training
 def begins(training: Training, stands: bool) -> bool:
     """
     Return whether no rank has trained yet and no rank has read a checkpoint. All ranks call this
-    together.
+    function together.
 
     `stands` is True if this rank has already begun training with the other ranks, or has read a
     checkpoint. If `stands` is True on any rank, the result is False: the master weights are then
@@ -45,11 +45,11 @@ def has_trained(training: Training) -> bool:
 def make_alike(training: Training) -> None:
     """
     Make the parameters and master weights equal on all ranks that must have the same values. All
-    ranks call this together.
+    ranks call this function together.
     """
     for weight in _tied(training):
         # When Megatron builds the model, it sets copies of embeddings to zero and then all-reduces
-        # them with the original. That all-reduce did nothing, because the process groups only
+        # the copies with the original. That all-reduce did nothing, because the process groups only
         # pretended to work at that time. So broadcast the embeddings here.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)

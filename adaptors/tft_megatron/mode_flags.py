@@ -42,8 +42,8 @@ def _gathers(chunk: Any) -> bool:  # Any: Megatron's DDP gives mypy no types
 
 def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: Megatron's DDP gives mypy no types
     """
-    If `wanted`, add Megatron's forward hook, which gathers parameters, to each module of the chunk.
-    Otherwise remove all these hooks.
+    Add Megatron's forward hook, which gathers parameters, to each module of the chunk if `wanted`
+    is True. Otherwise remove all these hooks.
 
     Megatron's own function to remove the hooks fails if some hooks are missing. Hooks can be
     missing if a fault has interrupted the removal.

@@ -9,7 +9,7 @@ from typing import Any
 
 from tft.errors import UsageError
 
-Holder = Any  # a configuration object of Megatron, which gives mypy no types
+Holder = Any  # Any: a configuration object of Megatron, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ REFUSED: Mapping[str, Refused] = {
     "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
     "fp8_recipe": Refused(
         why=_SCALES,
-        # `fp8_recipe` has a value even if `fp8` is not set
+        # Megatron's setting `fp8_recipe` has a value even if the setting `fp8`, which switches
+        # 8-bit computation on, is not set
         when=lambda holder, value: (
             bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
         ),

@@ -131,7 +131,8 @@ class Rest:
         for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
             scaler.load_state_dict(kept)
         if training.scheduler is not None:
-            # not with `load_state_dict`, which would add the loaded step count to the present one
+            # set the attributes directly, because `load_state_dict` would add the loaded step count
+            # to the present step count
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
             other.load_state_dict(content["others"][name])
@@ -209,8 +210,9 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Use this rank's existing tensor if it fits, because the model refers to it. Its device
-            # need not match: `device` is that of the sending rank, and may be of another kind.
+            # Use this rank's existing tensor if its type and shape fit, because the model refers to
+            # this tensor. The kind of device need not match: `device` is the kind of the sending
+            # rank.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
@@ -281,7 +283,8 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # Megatron uses the same group for the optimizer of the experts and for the other optimizer.
+        # Megatron uses the same process group for the optimizer of the experts and for the other
+        # optimizer.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

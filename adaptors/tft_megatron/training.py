@@ -130,7 +130,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # check every module: in some models a module has another configuration than the whole model
+    # check the configuration of every module, because it may differ from that of the whole model
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -108,7 +108,8 @@ def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
     numbers are exempt.
     """
-    _, _, called = name.partition(".")  # the first word of `name` is the object's name
+    # the first word of `name` names the user's object, the rest may name a parameter
+    _, _, called = name.partition(".")
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 

@@ -50,7 +50,8 @@ def calm(spared: frozenset[int]) -> int:
             if not is_cut(watched, spared):
                 continue
             event = _Event(events | select.EPOLLET, data)
-            # an error means that gloo has closed the connection meanwhile
+            # epoll_ctl fails if gloo has closed the connection meanwhile; such a connection needs
+            # no change
             changed += libc.epoll_ctl(loop, _MODIFY, watched, ctypes.byref(event)) == 0
     return changed
 
@@ -62,7 +63,7 @@ def _loops() -> Iterator[int]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:  # `entry` was closed after the directory was listed
+        except OSError:  # the file descriptor `entry` was closed after the directory was listed
             continue
         if target == "anon_inode:[eventpoll]":
             yield int(entry)

@@ -67,7 +67,8 @@ class Batches:
         self._batches = _Numbered(loader.batch_sampler)
         self._ours: DataLoader[Any] = DataLoader(
             _Seeded(loader.dataset),
-            batch_sampler=cast(Any, self._batches),  # yields tuples, not lists of indices
+            # the sampler `_Numbered` yields tuples, which DataLoader does not declare
+            batch_sampler=cast(Any, self._batches),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -213,7 +214,7 @@ class _Numbered:
     comes with the seed and the number of its batch.
     """
 
-    def __init__(self, sampler: Any) -> None:  # Any: any iterable of lists of indices
+    def __init__(self, sampler: Any) -> None:  # Any: any iterable that yields lists of item indices
         self._sampler = sampler
         self._first = 0
         self.seed = 0
@@ -242,7 +243,8 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
         seed, number, indices = batch
-        if get_worker_info() is not None:  # seed only in worker processes of the loader, not here
+        # the training process itself must keep its random numbers
+        if get_worker_info() is not None:
             mixed = (seed * _PRIME + number) % _LARGEST_SEED
             torch.manual_seed(mixed)
             random.seed(mixed)

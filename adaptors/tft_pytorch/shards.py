@@ -158,8 +158,8 @@ class Shard:
         theirs = {name.partition(".")[2]: device for name, _, _, device in tensors if _weight(name)}
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in tensors:
-            # Copy into this rank's existing tensor, because the model keeps using that tensor. The
-            # sending rank may have its tensor on another kind of device.
+            # Use this rank's existing tensor as the destination, because the model keeps using that
+            # tensor. The sending rank may have its tensor on another kind of device.
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape):
                 owner = named.get(_owner(name))
@@ -167,8 +167,8 @@ class Shard:
                     theirs.get(_owner(name)),
                     list(owner.shape),
                 ):
-                    # The sending rank has this state on the same kind of device as its parameter.
-                    # So use the device of the parameter on this rank, too.
+                    # The sending rank has this optimizer state on the same kind of device as the
+                    # parameter of the state. So use the device of the parameter on this rank, too.
                     device = owner.device.type
                 known = _new(dtype, shape, device, owner)
             room[name] = known

@@ -51,7 +51,7 @@ def is_cut(fd: int, spared: frozenset[int]) -> bool:
             return False
         with socket.socket(fileno=os.dup(fd)) as connection:
             return _is_tcp_connection(connection) and _is_shut(connection)
-    except OSError:  # it is no socket, or was closed meanwhile
+    except OSError:  # the descriptor `fd` is no socket, or was closed meanwhile
         return False
 
 
@@ -66,7 +66,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             found = os.stat(f"/proc/self/fd/{entry}")
-        except OSError:  # `entry` was closed after the directory was listed
+        except OSError:  # the file descriptor `entry` was closed after the directory was listed
             continue
         if stat.S_ISSOCK(found.st_mode):
             yield int(entry), found.st_ino
@@ -75,7 +75,8 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # another thread may close `fd`, but not this copy
+        # work on a duplicate, because another thread may close `fd` meanwhile
+        duplicate = os.dup(fd)
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:

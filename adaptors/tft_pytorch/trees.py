@@ -28,9 +28,10 @@ _SCALARS = (bool, int, float, str, bytes)
 _MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
-    defaultdict: "dict",  # the default factory is not sent
+    defaultdict: "dict",  # the function that makes default values (default_factory) is not sent
     OrderedDict: "ordered",
-    Counter: "counter",  # MultiStepLR needs a Counter, which returns 0 for a missing key
+    # the scheduler MultiStepLR needs a Counter, which returns 0 for a missing key
+    Counter: "counter",
 }
 
 
