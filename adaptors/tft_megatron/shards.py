@@ -227,8 +227,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard, which `meta` describes, into use. This is called when all buffers
-        that `take` returned have been filled.
+        Put the received shard, which `meta` describes, into use. This method is called when all
+        buffers that `take` returned have been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 

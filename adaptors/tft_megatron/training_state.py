@@ -188,8 +188,8 @@ class Adopted:
 
     def updated(self) -> None:
         """
-        Gather on every rank the parameters that other ranks have updated. This is called when the
-        update window has closed.
+        Gather on every rank the parameters that other ranks have updated. This method is called
+        when the update window has closed.
 
         Do nothing if Megatron gathers the parameters itself during the next forward pass
         (`overlap_param_gather`).
@@ -269,8 +269,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. This is called when the content of all its buffers has
-        arrived.
+        Put the received shard into use. This method is called when the content of all its buffers
+        has arrived.
         """
         self.shard(shard).taken(meta)
         self._forget()

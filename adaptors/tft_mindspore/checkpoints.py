@@ -34,7 +34,8 @@ def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
     returned function can be called once, on another thread.
     """
     copies = {name: array.copy() for name, array in _contents(shard).items()}
-    plain = pack(shard.plain())  # as bytes, because the values themselves may change later
+    # pack the values now, because they may change before the checkpoint is written
+    plain = pack(shard.plain())
     return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
 
 
@@ -47,7 +48,7 @@ def load(directory: Path, shard: Shard) -> None:
 
     path = directory / f"{shard.name}.ckpt"
     try:
-        # `save` has written no .ckpt file if all parameters of the shard are empty
+        # the file .ckpt exists only if some parameter of the shard has elements
         found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
         plain = unpack((directory / f"{shard.name}.plain").read_bytes())
     except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
@@ -98,7 +99,7 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        # remove files of an earlier attempt: MindSpore makes its files read-only
+        # remove the files of an earlier attempt, because MindSpore makes its files read-only
         left.unlink(missing_ok=True)
     written = [beside]
     if solid:

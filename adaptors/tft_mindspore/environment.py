@@ -139,7 +139,8 @@ class Environment:
                     f"{_ADDRESS} to an address of the node of rank 0, and {_PORT} to the port of "
                     "the controller"
                 )
-        assert self.address is not None  # the loop has checked address and port
+        # the loop above has checked that the address and the port are given
+        assert self.address is not None
         assert self.port is not None
         return self.address, self.port
 

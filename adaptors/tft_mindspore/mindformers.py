@@ -481,7 +481,8 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML may have any keys and
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: PyYAML raises it for an impossible date, such as 2026-13-32
+        # the except clause names ValueError, because PyYAML raises it for an impossible date such
+        # as 2026-13-32
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

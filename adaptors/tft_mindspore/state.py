@@ -72,7 +72,7 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     Both results are empty for an optimizer without `param_groups`. Only optimizers of mint.optim
     and mindspore.experimental have `param_groups`.
     """
-    from mindspore import Tensor  # imported late, because only training processes need MindSpore
+    from mindspore import Tensor  # imported here, because only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
     plain: list[dict[str, Any]] = []  # Any: the values are numbers, flags or None
@@ -166,8 +166,9 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard into use. This is called when all buffers that `take` returned have
-        been filled. Raises `OrderRefused` if `take` was not called with the description `meta`.
+        Put the received shard into use. This method is called when all buffers that `take` returned
+        have been filled. Raises `OrderRefused` if `take` was not called with the description
+        `meta`.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(

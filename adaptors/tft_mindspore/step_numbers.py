@@ -32,7 +32,7 @@ class Watch:
 
     def forget(self) -> None:
         """
-        Drop the numbers of a step that was not finished.
+        Drop the norms of gradients of a step that was not finished.
         """
         self._squares: float | None = None
         self._own: list[float] = []

@@ -102,7 +102,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
         enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
-        ignored=tuple(ignored),  # must be last: the calls of `within` above fill this list
+        # must be the last argument, because the calls of `within` above fill this list
+        ignored=tuple(ignored),
     )
 
 

@@ -48,14 +48,16 @@ class Lead:
         lock = self._take()
         if lock is None:
             if self.code() is not None:
-                self._process = None  # the running controller was started by another process
+                # forget the process, because another process has started the running controller
+                self._process = None
             return False
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tft", "lead", *words],
                 env=environment.with_orchestrator(self.desk),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(lock,),  # the child inherits the lock, and keeps it until it ends
+                # the controller inherits the lock file, and keeps the lock until it ends
+                pass_fds=(lock,),
                 start_new_session=True,
             )
             os.truncate(lock, 0)
@@ -118,7 +120,8 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            os.close(lock)  # another process has removed this lock file meanwhile, in `tidy`
+            # give up this lock file, because the function `tidy` of another process has removed it
+            os.close(lock)
 
 
 def _room() -> Path:

@@ -59,7 +59,8 @@ class Lines:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # write the whole line at once in append mode: several processes may share the file
+            # write the whole line at once in append mode, because several processes may share the
+            # file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:

@@ -116,7 +116,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
         # On the same condition, MindSpore registers functions with the controller from the process
-        # of rank 0. So tft must expect an orchestrator in exactly this case.
+        # of rank 0. So tft must expect an orchestrator (the cluster's software that decides on
+        # faults) in exactly this case.
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )

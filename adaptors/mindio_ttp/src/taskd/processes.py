@@ -19,7 +19,8 @@ class Processes:
         *,
         start: Callable[[list[int]], int],
         kill: Callable[[list[int]], int],
-        look: Callable[[list[int]], dict[int, dict[str, Any]]],  # Any: numbers or None
+        # Any: the values are numbers or None
+        look: Callable[[list[int]], dict[int, dict[str, Any]]],
     ) -> None:
         self._start = start
         self._kill = kill
@@ -44,7 +45,7 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # A status means that the new process has ended, and that msrun, its parent, has reaped it.
+        # A status means that the new process has ended, and that its parent msrun has reaped it.
         # The pid must then not be used, because the system may give it to another process.
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:

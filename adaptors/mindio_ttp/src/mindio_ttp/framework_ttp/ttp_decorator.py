@@ -420,7 +420,8 @@ def get_local_ip(master_ip: str, local_ip: str) -> str:
         return local_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((master_ip, 9))  # UDP: only chooses a local address, sends nothing
+            # for UDP, `connect` only chooses a local address and sends nothing
+            probe.connect((master_ip, 9))
         except OSError:
             return local_ip
         return str(probe.getsockname()[0])
