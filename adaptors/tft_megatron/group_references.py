@@ -68,7 +68,7 @@ def find_places(
                 if put is None:
                     raise UsageError(
                         f"{where} is a process group in a tuple or a set, where tft cannot replace "
-                        "it after a fault: keep it in a list, a dict or an attribute"
+                        "the group after a fault: keep the group in a list, a dict or an attribute"
                     )
                 found.append(Place(path=where, role=known[id(value)], put=put))
             elif not isinstance(value, _LEAVES):

@@ -31,8 +31,8 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
         del group
         raise UsageError(
             f"{where} keeps a process group of Megatron, which tft cannot replace there when "
-            "groups are formed again: ask megatron.core.parallel_state for it each time, or keep "
-            "it in the model, the optimizer or the scheduler"
+            "groups are formed again: ask megatron.core.parallel_state for the group each time, "
+            "or keep the group in the model, the optimizer or the scheduler"
         )
 
 

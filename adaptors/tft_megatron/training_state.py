@@ -425,7 +425,9 @@ class Adopted:
         Return the shard with the name `name`. Raises `OrderRefused` if this rank has no such shard.
         """
         if name not in self._shards:
-            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
+            raise OrderRefused(
+                f"this rank has no shard {name!r}; the shards of this rank are {list(self._shards)}"
+            )
         return self._shards[name]
 
 

@@ -412,7 +412,10 @@ class Group:
         with self._lock:
             if self._broken:
                 connection.close()
-                raise GroupBroken(f"forming the group {self.name!r} was cancelled")
+                raise GroupBroken(
+                    f"forming the group {self.name!r} was cancelled, because an incident is "
+                    "being handled"
+                )
             self._open.append(connection)
         return connection
 
@@ -519,7 +522,10 @@ class Group:
             waiting.register(on, events)
         came = waiting.poll(None if seconds is None else seconds * 1000)
         if any(descriptor == self._wake for descriptor, _ in came):
-            raise GroupBroken(f"forming the group {self.name!r} was cancelled")
+            raise GroupBroken(
+                f"forming the group {self.name!r} was cancelled, because an incident is "
+                "being handled"
+            )
 
 
 class _Incoming:
@@ -578,7 +584,10 @@ class Groups:
         """
         group = self._group
         if group is None or not self._formed:
-            raise GroupBroken("there is no group: it is formed when session.run begins")
+            raise GroupBroken(
+                "there is no group of the ranks now: tft forms the group when session.run begins, "
+                "and again after each incident"
+            )
         return group
 
     def form(self, name: str, host: str, port: int, rank: int, world: int) -> None:
@@ -594,7 +603,10 @@ class Groups:
             group.join(host, port)
         except OSError as error:
             if group.broken:  # the method `quiesce` has cancelled the forming of the group
-                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                ) from error
             raise
         self._formed = True
 

@@ -241,7 +241,9 @@ class Adopted:
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shards:
-            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
+            raise OrderRefused(
+                f"this rank has no shard {name!r}; the shards of this rank are {list(self._shards)}"
+            )
         return self._shards[name]
 
 

@@ -99,7 +99,8 @@ class AdoptedMaker:
         if optimizer is not None and (optimizer.rank, optimizer.world) != (rank, world):
             raise UsageError(
                 f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, "
-                f"but this is rank {rank} of {world}: make it with session.rank and session.world"
+                f"but this is rank {rank} of {world}: give the ReplicaOptimizer "
+                "rank=session.rank and world=session.world"
             )
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
@@ -257,6 +258,9 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     elif any(
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     ):
-        why = "is expanded, several elements in one place of memory: register a .clone() of it"
+        why = (
+            "is expanded, so that several elements are in one place of memory: register a .clone() "
+            "of the tensor"
+        )
     if why:
         raise UsageError(f"{name} {why}")

@@ -123,9 +123,9 @@ def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     kind = kinds.within(holders)
     if kind is None:
         raise UsageError(
-            f"tft cannot find a shard for {name}: it belongs to no parameter, and each shard is "
-            "also held by ranks that may have another value. Give it the name of the parameter to "
-            "which it belongs"
+            f"tft cannot find a shard for the state {name}: this state belongs to no parameter, "
+            "and each shard is also held by ranks that may have another value of this state. Give the "
+            "state the name of the parameter to which it belongs"
         )
     return kind
 

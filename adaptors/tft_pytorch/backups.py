@@ -188,7 +188,8 @@ class Backups:
         slot = self._free_slot(sound, copies)
         if slot is None:
             why = (
-                f"the copies of steps {list(self.steps())} are known to be equal up to {sound} only"
+                f"the copies of the steps {list(self.steps())} in host memory must all stay, "
+                f"because the states of all ranks are known to be equal only up to step {sound}"
             )
             log.warning("backup_not_kept", step=step, why=why)
             return None

@@ -171,11 +171,20 @@ def _find(built: object) -> list[Any]:  # Any: DDPs, whose private methods have 
 def _refuse_unsupported(ddp: DDP) -> None:
     reason = None
     if ddp.static_graph:
-        reason = "static_graph=True: it counts hooks in its first backward, which cannot be redone"
+        reason = (
+            "static_graph=True, because such a DDP counts hooks in its first backward, which tft "
+            "cannot repeat: build the DDP without static_graph"
+        )
     elif ddp.mixed_precision is not None:
-        reason = "mixed_precision: its hooks stay in the module; use torch.autocast"
+        reason = (
+            "mixed_precision, because the hooks of such a DDP stay in the module: use "
+            "torch.autocast instead"
+        )
     elif ddp._use_python_reducer:
-        reason = "compiled autograd: its Python reducer does not say how it reduces"
+        reason = (
+            "compiled autograd, because the Python reducer of such a DDP does not say how it "
+            "reduces gradients: do not set torch._dynamo.config.optimize_ddp to 'python_reducer'"
+        )
     if reason is not None:
         raise UsageError(f"tft cannot rebuild a DDP with {reason}")
 

@@ -176,7 +176,10 @@ class Groups:
             with self._lock:
                 abandoned = self._abandoned
             if abandoned and not isinstance(error, TftError):
-                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                ) from error
             raise
         finally:
             with self._lock:
@@ -231,7 +234,10 @@ class Groups:
     def _refuse_if_abandoned(self, name: str) -> None:
         with self._lock:
             if self._abandoned:
-                raise OrderRefused(f"forming the group {name!r} was cancelled")
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                )
 
     def quiesce(self) -> None:
         """

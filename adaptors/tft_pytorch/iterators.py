@@ -267,7 +267,10 @@ def _check(loader: "DataLoader[Any]") -> None:
             "Batches needs a DataLoader that makes batches, but batch_size is None: set batch_size"
         )
     if not len(loader):
-        raise UsageError("the loader has no batch: its dataset is smaller than one batch")
+        raise UsageError(
+            "the loader has no batch, because the dataset of the DataLoader given to Batches is "
+            "smaller than one batch: set a smaller batch_size, or use a larger dataset"
+        )
     if loader.persistent_workers:
         raise UsageError(
             "the DataLoader given to Batches has persistent_workers=True, but Batches starts new "
@@ -279,8 +282,8 @@ def _check(loader: "DataLoader[Any]") -> None:
         if sampler.generator is None or sampler.generator is not loader.generator:
             raise UsageError(
                 f"the order of the batches depends on a generator that Batches does not know: give "
-                f"the DataLoader a generator=torch.Generator().manual_seed(...), and the same one "
-                f"to its {type(sampler).__name__} if you make that yourself"
+                f"the DataLoader a generator=torch.Generator().manual_seed(...), and give the same "
+                f"generator to the {type(sampler).__name__} if the script makes this sampler itself"
             )
 
 

@@ -104,8 +104,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        # without a group, the method `regroup` forms the replica group later
-        if group is not None and self.shares > 1:
+        if group is not None and self.shares > 1:  # otherwise the method `regroup` forms the group
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1

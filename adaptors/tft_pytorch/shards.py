@@ -235,8 +235,8 @@ class Shard:
         differing = sorted(told["others"].keys() ^ self.others.keys())
         if differing:
             raise OrderRefused(
-                f"the received shard {self.name!r} does not fit this rank: only one of the two has "
-                f"a {differing[0]}"
+                f"the received shard {self.name!r} does not fit this rank: either only the sending "
+                f"rank or only this rank has the object {differing[0]}"
             )
 
 

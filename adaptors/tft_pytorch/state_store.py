@@ -589,7 +589,9 @@ class StateStore:
     def _refuse_other(self, shard: str) -> None:
         known = self._maker.shards()
         if shard not in known:
-            raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
+            raise OrderRefused(
+                f"this rank has no shard {shard!r}; the shards of this rank are {list(known)}"
+            )
 
 
 def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects may have any type

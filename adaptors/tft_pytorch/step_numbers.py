@@ -120,8 +120,8 @@ class Watch:
             made = self._made()
             if scaler.is_enabled() and made is not None and scaler_of(made) is None:
                 raise UsageError(
-                    "a GradScaler scales the loss, and session.adopt was not given it: its "
-                    "overflows would be taken for faults. Hand it over, "
+                    "a GradScaler scales the loss, but session.adopt was not given this "
+                    "GradScaler, so its overflows would be taken for faults. Give session.adopt "
                     "others={'scaler': scaler}, or run without --numerics"
                 )
             return self._native["scale"](scaler, outputs)

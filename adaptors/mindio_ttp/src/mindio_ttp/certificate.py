@@ -106,7 +106,11 @@ class Identity:
                 if revoked.issuer != issuer.subject:
                     continue
                 if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # a key that can sign
-                    raise Refused(f"{path} is not signed by {issuer.subject.rfc4514_string()}")
+                    raise Refused(
+                        f"the list of revoked certificates {path} is not signed by "
+                        f"{issuer.subject.rfc4514_string()}, which the list names as its issuer: "
+                        "get the list from this issuer again"
+                    )
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
                     raise Refused(
@@ -218,7 +222,7 @@ def _chain(
         chain.append(issuer)
     raise Refused(
         f"{path} is not signed by a certificate in tlsCaFile, or an intermediate certificate is "
-        "missing"
+        "missing: name all certificates that lead to a self-signed certificate in tlsCaFile"
     )
 
 

@@ -141,6 +141,6 @@ def _room() -> Path:
         raise Refused(
             f"tft_start_controller: {room} must be a directory that only user {os.getuid()} can "
             f"open (mode 700), but it belongs to user {found.st_uid} and has mode {mode:o}: remove "
-            "it, or set TMPDIR to another directory"
+            "this directory, or set TMPDIR to another directory"
         )
     return room

@@ -247,7 +247,7 @@ class Negotiator:
         End the pause of training.
         """
         self._forget_pause()
-        self._say(ResumeRequested(why="it is switched", at=0.0))
+        self._say(ResumeRequested(why="the orchestrator ends the pause of training", at=0.0))
 
     def dump(self) -> None:
         """

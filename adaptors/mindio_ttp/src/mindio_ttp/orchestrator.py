@@ -232,11 +232,15 @@ class Orchestrator:
             log.warning("controller_left", pid=lead.pid(), why="the controller does not answer")
         elif answer != ENDS:
             log.info(
-                "controller_stays", pid=lead.pid(), why="it leads a job, and ends with that job"
+                "controller_stays",
+                pid=lead.pid(),
+                why="the controller leads a job, and ends together with that job",
             )
         elif not _gone(lead, END_LIMIT):
             log.warning(
-                "controller_left", pid=lead.pid(), why=f"it has not ended within {END_LIMIT:.0f} s"
+                "controller_left",
+                pid=lead.pid(),
+                why=f"the controller has not ended within {END_LIMIT:.0f} s",
             )
 
     def _connect(self, path: Path) -> Line:

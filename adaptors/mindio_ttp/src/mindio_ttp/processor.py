@@ -199,8 +199,7 @@ class Processor:
         if not environment.below_tft():
             # save the launcher's environment variables before an agent of tft overwrites them
             environment.carry()
-        # with the option --spare-if-taken, this process becomes a spare if a process of this rank
-        # runs already
+        # --spare-if-taken makes this process a spare if another process of this rank runs already
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -237,9 +236,8 @@ class Processor:
                 try:
                     hub = hub_of_all(session.run_dir, *hub)
                 except ConnectionError as error:
-                    # Continue although the hub, which connects the ranks, does not answer. If the
-                    # hub was started again, the controller's first order to form process groups has
-                    # its new address.
+                    # Continue without an answer of the hub, the server of the rendezvous store. The
+                    # controller's first order to form groups has the address of a new hub.
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 

@@ -218,7 +218,7 @@ class Program:
         self.shards()
         why = ""
         if missing:
-            why = f"these functions are not registered: {', '.join(missing)}"
+            why = f"the training script has not registered the functions {', '.join(missing)}"
         elif self._column() is None:
             why = (
                 "the groups do not have the same layout on all ranks, so it is not known "
