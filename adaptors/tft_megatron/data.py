@@ -156,8 +156,8 @@ class Data:
 class _Chunk(Iterator[Any]):
     """
     The iterator over the micro-batches of one chunk of the model (the whole model of this rank, or
-    a virtual pipeline stage). It takes the micro-batches from the newest iterator that the script's
-    function `build` has made.
+    a virtual pipeline stage). The iterator takes the micro-batches from the newest iterator that
+    the script's function `build` has made.
     """
 
     def __init__(self) -> None:

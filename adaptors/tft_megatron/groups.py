@@ -32,8 +32,8 @@ in this list."""
 
 class Parallel:
     """
-    Megatron's process groups in this process. They are either pretended groups, which send nothing,
-    or real groups.
+    Megatron's process groups in this process. The groups are either pretended groups, which send
+    nothing, or real groups.
     """
 
     def __init__(self, groups: Groups) -> None:

@@ -34,8 +34,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the optimizer or the scheduler has counted steps or has state already. This is so
-    if the script itself has loaded a checkpoint.
+    Return whether the optimizer or the scheduler has counted steps or has state already. That is
+    the case if the script itself has loaded a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0

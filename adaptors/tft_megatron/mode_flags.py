@@ -1,5 +1,5 @@
 """
-Restores, after a fault, the modes that a script may have switched for some time. These are the
+Restores, after a fault, the modes that a script may have switched for some time. The modes are the
 training mode of modules (`train()` or `eval()`), and Megatron's overlapped gathering of parameters.
 
 If a fault comes before the script switches back, a surviving rank still has the switched modes. A

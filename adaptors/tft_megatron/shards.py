@@ -92,8 +92,8 @@ class Share:
 class Rest:
     """
     The state that belongs to no optimizer: frozen parameters, buffers, the settings of the
-    parameter groups, and the loss scale. It also has the scheduler and the objects that the script
-    has passed as `others`.
+    parameter groups, and the loss scale. The state also has the scheduler and the objects that the
+    script has passed as `others`.
     """
 
     def __init__(self, training: Training) -> None:

@@ -2,8 +2,8 @@
 The hooks of the adaptor for MindSpore. The entry point of the adaptor names this module.
 
 This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
-modules of the package. It imports MindSpore and numpy only when a hook needs them, because the
-process that serves the rendezvous store does not use MindSpore and numpy.
+modules of the package. This module imports MindSpore and numpy only when a hook needs them, because
+the process that serves the rendezvous store does not use MindSpore and numpy.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -95,8 +95,8 @@ class Environment:
     @property
     def normal(self) -> str:
         """
-        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. It is empty
-        if the variable contains no feature that is on, and no unknown item.
+        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. The value is
+        empty if the variable contains no feature that is on, and no unknown item.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)

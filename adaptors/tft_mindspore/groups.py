@@ -538,7 +538,7 @@ class _Incoming:
         self._header = bytearray(_HEADER.size)
         self._room = room
         self.room_left = memoryview(self._header)
-        """The memory for the next bytes. It is empty when all bytes have arrived."""
+        """The memory for the next bytes. The view is empty when all bytes have arrived."""
         self._in_header = True
 
     def came(self, count: int, rank: int) -> None:
@@ -632,7 +632,7 @@ class Groups:
 
 def _nothing() -> None:
     """
-    Do nothing. This is the initial value of `contributing`.
+    Do nothing. This function is the initial value of the attribute `contributing`.
     """
 
 

@@ -221,9 +221,9 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Check that a .ckpt file is complete. It must be a sequence of parameters, each with its length,
-    and the last parameter must end at the end of the file. Return what is wrong, as a text, or an
-    empty string if the file is complete.
+    Check that a .ckpt file is complete. The file must be a sequence of parameters, each with its
+    length, and the last parameter must end at the end of the file. Return what is wrong, as a text,
+    or an empty string if the file is complete.
     """
     size = _size(file)
     if not size:

@@ -1,7 +1,7 @@
 """
 The command `tft checkpoint recover`. It restores the lost checkpoint file of a rank by a copy from
-a rank that held the same state. It also restores the file group_info.pb of the lost rank, in which
-MindSpore records which ranks held the same state.
+a rank that held the same state. The command also restores the file group_info.pb of the lost rank,
+in which MindSpore records which ranks held the same state.
 """
 
 import hashlib

@@ -121,8 +121,9 @@ class Shard:
 
     def meta(self) -> bytes:
         """
-        Return the description of the shard as bytes. It has the plain values of the shard, and the
-        name, type, shape and size of each parameter, so that a receiver can reserve memory.
+        Return the description of the shard as bytes. The description has the plain values of the
+        shard, and the name, type, shape and size of each parameter, so that a receiver can reserve
+        memory.
         """
         return pack(
             {

@@ -65,8 +65,8 @@ class Devices:
     """
 
     kind: str = _CPU
-    """The kind of device by torch's name, such as `cuda` or `npu`. It is `cpu` if all parameters
-    and buffers are on the CPU."""
+    """The kind of device by torch's name, such as `cuda` or `npu`. The kind is `cpu` if all
+    parameters and buffers are on the CPU."""
     places: tuple[torch.device, ...] = (torch.device(_CPU),)
     """The devices of this kind, in the order of their indices."""
 

@@ -55,7 +55,7 @@ cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
 """If a group that is being formed is given up, its connections are cut again and again, because new
-connections are made all the time. This is the number of seconds between two cuts."""
+connections are made all the time. The value is the number of seconds between two cuts."""
 
 
 class Groups:
@@ -72,7 +72,8 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # the script may have set another default device
+        # on the CPU for gloo, because the script may have set another default device
+        self._token = torch.zeros(1, device="cpu")
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous

@@ -40,8 +40,8 @@ def calm(spared: frozenset[int]) -> int:
     Let each `epoll` of this process report the cut connections of process groups only once more.
     Leave out the sockets whose inode numbers are in `spared`. Return the number of connections.
 
-    The data of the events stays the same, because gloo finds the connection by it. This is why
-    `select.epoll` cannot be used here: its `modify` replaces the data.
+    The data of the events stays the same, because gloo finds the connection by this data. For this
+    reason `select.epoll` cannot be used here: its `modify` replaces the data.
     """
     libc = ctypes.CDLL(None)
     changed = 0

@@ -182,8 +182,8 @@ class ReplicaOptimizer(Optimizer):
     # Any: torch's class Optimizer declares this type
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
-        Add a parameter group. This is possible only during construction, because the parameters are
-        divided among the ranks only once.
+        Add a parameter group. A group can be added only during construction, because the parameters
+        are divided among the ranks only once.
 
         Raises `UsageError` after construction.
         """

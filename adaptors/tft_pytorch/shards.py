@@ -2,8 +2,8 @@
 Divides the training state into shards, if the script made the model and the other objects itself.
 Then every rank has the whole model.
 
-This module decides which shards exist and which tensor is in which shard. It reads the content of a
-shard from the user's objects, and puts content into these objects.
+This module decides which shards exist and which tensor is in which shard. This module also reads
+the content of a shard from the user's objects, and puts content into these objects.
 """
 
 from collections.abc import Callable, Mapping

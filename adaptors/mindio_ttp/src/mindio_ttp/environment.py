@@ -205,7 +205,7 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     Save the environment variables that the launcher has set, because an agent of tft overwrites
-    them. They are saved in one other variable, from which `restore` sets them again.
+    them. Their values are saved in one other variable, from which `restore` sets them again.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)

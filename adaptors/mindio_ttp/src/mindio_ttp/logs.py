@@ -104,7 +104,7 @@ def get_logger(
     Return a logger of the library structlog, which logs named events with facts. `wanted` has the
     settings of the log. If `wanted` is None, the settings are read from environment variables.
 
-    With `printed=True`, the lines of this logger are also written to standard output. This is for
+    With `printed=True`, the lines of this logger are also written to standard output. Pass it for
     lines that operators look for in the output of the process.
     """
     wanted = wanted or environment.logging()

@@ -29,7 +29,7 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""The text of the error that makes MindSpore's own training loop end. It is used instead of
+"""The text of the error that makes MindSpore's own training loop end. The text is used instead of
 `FORCE_STOP` in programs for MindSpore."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
@@ -149,8 +149,8 @@ class Processor:
         began."""
         self.position: Callable[[], int] | None = None
         """A function that returns the step to whose end the training state belongs, by the
-        program's own count. It is set only if an adaptor other than `mindio` keeps the training
-        state, because that adaptor knows the framework."""
+        program's own count. The function is set only if an adaptor other than `mindio` keeps the
+        training state, because that adaptor knows the framework."""
 
     # ---------------------------------------------------------------- joining the job
 
@@ -334,8 +334,9 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        The reason why this process replaces an earlier process of its rank. It is `hot switch` if
-        the earlier process still trained when this process was started. Otherwise it is `arf`.
+        The reason why this process replaces an earlier process of its rank. The reason is
+        `hot switch` if the earlier process still trained when this process was started. Otherwise
+        the reason is `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
@@ -663,8 +664,8 @@ class Processor:
         Record that the program has loaded a checkpoint of its own, and continues from the end of
         `step`.
 
-        The program reports this when it begins. It also reports this in its repair function, when
-        tft has asked that function to load a checkpoint.
+        The program reports this loading when it begins. The program also reports a loading in its
+        repair function, when tft has asked that function to load a checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
         if self._program is not None:

@@ -126,9 +126,9 @@ class Program:
     """True if the program's function `stop` was called since training last resumed, and the device
     was not cleaned after that."""
     _scaled: Scaled = ""
-    """The kind of change when ranks last formed a group to train on. It is "in" if the group has
-    fewer ranks than the job, and not the same processes as before. It is "out" if the group has all
-    ranks, and some of them came back. Otherwise it is empty."""
+    """The kind of change when ranks last formed a group to train on. The value is "in" if the group
+    has fewer ranks than the job, and not the same processes as before. The value is "out" if the
+    group has all ranks, and some of them came back. Otherwise it is empty."""
     _began_at: int = 0
     """The last complete step of this rank at the time when the present group of ranks was
     formed."""
@@ -139,8 +139,8 @@ class Program:
     """True if any rank has received state from another rank since the present group of ranks was
     formed."""
     _light: bool = False
-    """True if this rank needs no state from other ranks after a memory error. This is so if the
-    program's function `clean` has reported that no content of the device memory is lost."""
+    """True if this rank needs no state from other ranks after a memory error. The value is True if
+    the program's function `clean` has reported that no content of the device memory is lost."""
     _formed: int = 0
     """A number that grows each time training resumes. A rank that did not take part when training
     resumed keeps a smaller number than the other ranks."""
@@ -798,9 +798,9 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Return the facts of the staying ranks. These are the ranks that took part when training last
-    resumed, and whose present processes have trained before. `joined` has the facts of all ranks
-    that take part now.
+    Return the facts of the staying ranks. The staying ranks are the ranks that took part when
+    training last resumed, and whose present processes have trained before. `joined` has the facts
+    of all ranks that take part now.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {

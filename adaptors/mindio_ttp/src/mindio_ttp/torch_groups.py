@@ -93,8 +93,8 @@ class Store:
 
     def use(self, host: str, port: int) -> None:
         """
-        Make `init_process_group` use the store of the hub at `host` and `port`. This is done with
-        the environment variables that torch.distributed reads for the method `env://`.
+        Make `init_process_group` use the store of the hub at `host` and `port`. To do so, set the
+        environment variables that torch.distributed reads for the method `env://`.
         """
         self._used = True
         environment.meet_at(host, port)

@@ -52,8 +52,8 @@ class Facts:
     """The port of the broker if the job has several nodes. The broker also uses the port after this
     one."""
     named: str
-    """The name of the option or environment variable from which `address` was read. It is used in
-    messages."""
+    """The name of the option or environment variable from which `address` was read. Messages use
+    this name."""
     adaptor: str
     orchestrated: bool
     """True if MindSpore takes the part of an orchestrator, which takes part in the decisions of the

@@ -1,6 +1,6 @@
 """
-Starts, ends and monitors the processes of msrun, the launcher of MindSpore. This is done by calling
-functions that msrun has registered.
+Starts, ends and monitors the processes of msrun, the launcher of MindSpore. To do so, this module
+calls functions that msrun has registered.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Let msrun kill the process with the pid `pid` and its whole process group. This also ends
-        the process of msrun that prints the log of the killed process.
+        Let msrun kill the process with the pid `pid` and its whole process group. The kill also
+        ends the process of msrun that prints the log of the killed process.
         """
         self._kill([pid])
 

@@ -2,8 +2,8 @@
 The logger that the library MindIO offers to training programs, in its module
 `mindio_ttp.controller_ttp.ttp_logger` (MindIO TFT 7.3.0).
 
-The messages are in printf form. They are written to the same log file as the log lines of this
-package.
+The messages are in printf form. The messages are written to the same log file as the log lines of
+this package.
 """
 
 from enum import Enum
