@@ -223,8 +223,8 @@ class Group:
         if flat.nbytes <= _AT_ONCE:
             parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
             return _added(parts, members)
-        # A large array is cut into one piece for each rank: the rank adds up its piece, and sends
-        # the result to all others.
+        # A large array is cut into one piece for each rank. Each rank adds up one piece, and sends
+        # the sum of this piece to all other ranks.
         ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
         begins = [0, *ends[:-1]]
         pieces = {

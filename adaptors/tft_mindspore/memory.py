@@ -79,7 +79,7 @@ def content(parameter: Parameter) -> Array:
     Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
-    # this call copies the array only if it is not in row-major order
+    # this call copies the array only if the array is not in row-major order
     return numpy.asarray(found, order="C")
 
 
@@ -110,7 +110,7 @@ def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> N
         for name, array in contents.items():
             if array.size:
                 parameters[name].copy_(Tensor.from_numpy(array))
-    # wait for the copies: `copy_` only starts a copy, and `asnumpy` waits for its end
+    # wait for the copies: `copy_` only starts a copy, and `asnumpy` waits for the end of the copy
     for name in contents:
         parameters[name].asnumpy()
 

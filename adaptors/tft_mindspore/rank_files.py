@@ -28,7 +28,7 @@ DIRECTORIES = ("rank_{}", "ckpt_dir{}")
 """The possible names of the directory of a rank. MindSpore Transformers uses the first name, and
 older guides of MindSpore use the second."""
 
-# no leading zeros, because MindSpore writes none into the names of its files
+# no leading zeros, because MindSpore writes no leading zeros into file names
 _NUMBER = r"0|[1-9][0-9]*"
 _NAME = re.compile(
     rf"(?P<prefix>.+?)(_rank_(?P<rank>{_NUMBER}))?(_(?P<again>[1-9][0-9]*))?"

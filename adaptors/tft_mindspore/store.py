@@ -101,7 +101,7 @@ class Store:
         try:
             asked = Asked.read(await reader.readline())
             self._come(asked, writer)
-            # this read waits until the member of the group has closed its connection
+            # this read waits until the member of the group has closed the connection
             await reader.read()
         except (
             MalformedMessage,

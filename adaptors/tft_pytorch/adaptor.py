@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    # imported here, because only a process that preloads modules needs this one
+    # imported here, because only a process that preloads modules needs the module `preload`
     from tft_pytorch.preload import preload
 
     preload()

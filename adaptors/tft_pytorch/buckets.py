@@ -253,7 +253,7 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     arrived = told.get("prev_iteration_grad_ready_order_indices", "")
     order = tuple(int(index) for index in arrived.split(",") if index)
     if sorted(order) != list(range(len(_trained(ddp)[0]))):
-        return None  # this DDP has not yet run a backward with gradient reduction
+        return None  # the DDP has not yet run a backward with gradient reduction
     return BucketLayout(order=order, buckets=None)
 
 

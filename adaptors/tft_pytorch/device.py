@@ -319,7 +319,7 @@ def groups() -> list[dist.ProcessGroup]:
     """
     Return all process groups of this process, the newest first.
     """
-    # torch appends each new group to this dict
+    # torch appends each new group to the dict `pg_names`
     return list(reversed(distributed_c10d._world.pg_names))
 
 

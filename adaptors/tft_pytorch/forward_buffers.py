@@ -205,8 +205,8 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                # move this copy to the end of the dict `_kept`, because the copies at the beginning
-                # are deleted first
+                # move this copy to the end of the dict `_kept`, because `_kept` drops the copies at
+                # its beginning first
                 kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)

@@ -193,8 +193,8 @@ class Groups:
         if devices.kind == "cpu":
             interruptible.install()
         else:
-            # For devices, torch combines two backends in one group. Both backends must be written
-            # in C++.
+            # For devices, torch combines gloo and the backend of the device in one group. Both
+            # backends must be written in C++, so restore torch's own gloo groups.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:

@@ -290,7 +290,7 @@ class _Blocking(_Collective):
             # Gradient mode and inference mode are separate in each thread. gloo's wait changes
             # tensors, so it needs the modes of the thread that started the operation.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                # this wait does a part of the operation, so it may be called only once
+                # gloo's wait does a part of the operation, so this wait may be called only once
                 self._native.wait()
         except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
             self._error = error
@@ -298,7 +298,7 @@ class _Blocking(_Collective):
             self._over.set()
 
     def is_completed(self) -> bool:
-        # this call starts the thread that waits for the operation, and so completes it
+        # this call starts the thread that waits for the operation and so completes the operation
         return self._ended(timedelta())
 
 

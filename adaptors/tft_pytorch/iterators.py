@@ -243,7 +243,8 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
         seed, number, indices = batch
-        # the training process itself must keep its random numbers
+        # seed only in worker processes, because the training process must keep its own random
+        # numbers
         if get_worker_info() is not None:
             mixed = (seed * _PRIME + number) % _LARGEST_SEED
             torch.manual_seed(mixed)

@@ -131,8 +131,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"sending rank, but in {_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # A shard without settings of parameter groups may get state of more objects than it has now.
-    # For example, an object that keeps moving averages may have none yet on this rank.
+    # A shard without settings of parameter groups may get state of more objects than the shard has
+    # now. For example, an object that keeps moving averages may have no averages yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:

@@ -334,7 +334,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        # DDP's constructor has written to all buffers: do not count this as a change
+        # do not count the change of all buffers by DDP's constructor as a change by a forward pass
         self._local_state.running.rest()
         return built
 
@@ -532,7 +532,7 @@ class StateStore:
         Return a digest of each part of a shard, by the name of the part. The holders of the shard
         compare these digests.
         """
-        # leave out the modes of the modules, because one rank may evaluate for all ranks
+        # leave out the modes of the modules, because one rank may run an evaluation for all ranks
         content = self.content(shard)
         return shard_parts(content.payload(), self._local_state.running.own(content.tensors))
 

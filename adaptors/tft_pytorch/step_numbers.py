@@ -159,7 +159,8 @@ class Watch:
                 self._norm = _local(found).detach()
                 return found
             if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-                # note the norm of all gradients before the script clips some of them
+                # note the norm of all gradients now, because the script is about to clip some
+                # gradients
                 self._norm = self._norm_of_all()
         return self._native["norm"](tensors, norm_type, *args, **named)
 

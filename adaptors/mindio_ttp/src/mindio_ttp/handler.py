@@ -35,7 +35,7 @@ def tft_register_exception_handler(
     that is already known, and decides the type instead.
     """
     call = "tft_register_exception_handler"
-    # refuse an empty pattern, because it would match every error
+    # refuse an empty pattern, because an empty pattern would match every error
     pattern = checks.text(call, "fault_pattern", fault_pattern)
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)

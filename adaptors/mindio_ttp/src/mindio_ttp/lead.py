@@ -56,7 +56,8 @@ class Lead:
                 [sys.executable, "-P", "-m", "tft", "lead", *words],
                 env=environment.with_orchestrator(self.desk),
                 stdin=subprocess.DEVNULL,
-                # the controller inherits the lock file, and keeps the lock until it ends
+                # the controller inherits the lock file, and keeps the file locked until the
+                # controller ends
                 pass_fds=(lock,),
                 start_new_session=True,
             )
@@ -120,7 +121,8 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            # give up this lock file, because the function `tidy` of another process has removed it
+            # close this lock file, because the method `tidy` in another process has removed the
+            # file
             os.close(lock)
 
 

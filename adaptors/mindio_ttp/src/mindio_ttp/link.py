@@ -153,8 +153,8 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # The function `heard` needs a thread of its own, because it may call the controller and
-        # wait for the answer. The thread of the method `_keep` receives this answer.
+        # The function `heard` runs on a separate thread, because `heard` may call the controller
+        # and wait for the answer. The thread of the method `_keep` receives the answer.
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can represent
@@ -177,7 +177,7 @@ class Line:
                 lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
             )
             answer = self._answers.get(number, 1)
-            # drop all other answers, because they belong to calls that have timed out
+            # drop all other answers, because these answers belong to calls that have timed out
             self._answers.clear()
             return answer
 

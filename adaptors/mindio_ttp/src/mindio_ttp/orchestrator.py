@@ -160,8 +160,8 @@ class Orchestrator:
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            # keep the old object, because it knows the process of the controller that it has
-            # started
+            # keep the old object `Lead`, because that object knows the controller process that it
+            # has started
             lead = self._lead
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
@@ -177,10 +177,10 @@ class Orchestrator:
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
-                # start a new controller, because the one that was found may have ended
+                # start a new controller, because the controller that was found may have ended
                 found = not lead.start(words)
             elif lead.code() is not None:
-                break  # the controller has ended, and its log has the reason
+                break  # the controller has ended, and the log of the controller has the reason
         else:
             self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
         if not found and lead.code() is not None:

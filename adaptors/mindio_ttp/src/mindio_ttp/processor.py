@@ -197,7 +197,7 @@ class Processor:
         )  # fmt: skip
         adaptor.announce(program)
         if not environment.below_tft():
-            # save the launcher's environment variables before an agent of tft overwrites them
+            # save the launcher's environment variables, because an agent of tft overwrites them
             environment.carry()
         # --spare-if-taken makes this process a spare if another process of this rank runs already
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
@@ -400,7 +400,8 @@ class Processor:
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
-            # do not begin yet, because the program will report later that it is ready to train
+            # do not begin yet, because the training program will report later that it is ready to
+            # train
             return
         self._begin()
         self.wait()
@@ -431,8 +432,8 @@ class Processor:
         except Interrupted:
             raise self._force_stop() from None
         except TrainingFault as refused:
-            # keep the reason of the refusal, because the program will only report that it has left
-            # its loop
+            # keep the reason of the refusal, because the training program will only report that it
+            # has left its training loop
             self._refused = refused
             raise self._force_stop() from None
         self._window = True
@@ -537,8 +538,8 @@ class Processor:
         """
         self.session  # noqa: B018 (raises if there is no session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            # remember only that the program initialises, because it has not set its groups and
-            # functions yet
+            # remember only that the training program initialises, because the program has not set
+            # its groups and functions yet
             self._initialises = True
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
@@ -546,7 +547,8 @@ class Processor:
             return
         if self._returned:
             self._returned = False
-            return  # the method `finish` has already told the program to enter its loop again
+            # the method `finish` has already told the program to enter its training loop again
+            return
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -554,8 +556,8 @@ class Processor:
                     f"tft_report_error: {state.name} was reported before training began, so "
                     "nothing can be repaired: let the process end with its error, which tft notices"
                 )
-            # report nothing, because nothing was trained yet: the process ends, and its agent sees
-            # that
+            # report no fault, because nothing was trained yet: the process ends, and its agent
+            # notices the end
             return
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
             # A program that can only save a last checkpoint reports every error as RS_UNKNOWN. If

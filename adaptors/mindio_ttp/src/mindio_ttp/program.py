@@ -202,8 +202,8 @@ class Program:
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            # all groups are larger than a data-parallel group, so they consist of data-parallel
-            # groups
+            # all groups in `partitions` are larger than a data-parallel group, so each of these
+            # groups consists of data-parallel groups
             partitions.append(self.dense)
         return replicas.column(self.rank, self.world, partitions)
 
