@@ -58,7 +58,7 @@ REFUSED: Mapping[str, Refused] = {
         why="the bias is changed before the update window of the step, not in this window"
     ),
     "qk_clip": Refused(
-        why="it changes weights after the update window of the step, not in this window"
+        why="this clipping changes weights after the update window of the step, not in the window"
     ),
     "enable_cuda_graph": _GRAPH,
     "external_cuda_graph": _GRAPH,
