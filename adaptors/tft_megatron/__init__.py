@@ -20,7 +20,8 @@ from tft_megatron.versions import check_megatron
 __all__ = ["Data", "Settled", "add_arguments", "begin", "enable", "settle"]
 
 
-def begin(session: Any, **sizes: Any) -> None:  # Any: a `tft.Session`; sizes of various types
+# Any: `session` is a `tft.Session`, and the sizes have various types
+def begin(session: Any, **sizes: Any) -> None:
     """
     Prepare this process for building model and optimizer. Call this instead of `init_process_group`
     and of Megatron's `initialize_model_parallel`. `sizes` are the arguments of
@@ -52,7 +53,7 @@ def begin(session: Any, **sizes: Any) -> None:  # Any: a `tft.Session`; sizes of
 
 
 def enable(
-    session: Any,  # Any: a `tft.Session`; below, Megatron's objects, which have no types
+    session: Any,  # Any: a `tft.Session`, and then Megatron's objects, which have no types
     model: Any,
     optimizer: Any,
     scheduler: Any = None,

@@ -77,7 +77,8 @@ def tft_end_step() -> None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
+    # Any: the user's own objects; the function `adopt` checks their types
+    parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
     _hooks.adopted = adopt(parts, wrap, parallel, _torch.contributing)
@@ -111,7 +112,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_megatron.checkpoints import join  # imported only now: this loads megatron-core
+    # imported here, because this import loads megatron-core
+    from tft_megatron.checkpoints import join
 
     return join(directory, files)
 

@@ -189,7 +189,8 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # The planner must not flatten values: torch would look for tensors in megatron-core's objects.
+    # The planner of torch must not flatten values, because torch would look for tensors in
+    # megatron-core's objects.
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -340,7 +341,7 @@ def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
     Read the rank-local state of each rank whose file is among `files`. Return the states by rank.
     """
     found = {int(match[1]): match[0] for file in files if (match := _LOCAL_STATE.fullmatch(file))}
-    # the state begins after the first line, which names the rank
+    # the rank-local state begins after the first line of the file, which names the rank
     return {r: (directory / name).read_bytes().partition(b"\n")[2] for r, name in found.items()}
 
 

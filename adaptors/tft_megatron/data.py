@@ -93,7 +93,7 @@ class Data:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` global batches.
+        Leave out the next `batches` global batches, the batches of all ranks together.
         """
         for _ in range(batches):
             self._move()
@@ -123,8 +123,8 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # Set Megatron's calculator now, and not only when a step begins: tft reads the increment
-        # for the scheduler from the calculator.
+        # Set Megatron's calculator of micro-batches now, because tft reads the increment for the
+        # scheduler from the calculator before the next step begins.
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:
@@ -156,8 +156,8 @@ class Data:
 class _Chunk(Iterator[Any]):
     """
     The iterator over the micro-batches of one chunk of the model (the whole model of this rank, or
-    a virtual pipeline stage). It takes the micro-batches from the newest iterator that the script's
-    function `build` has made.
+    a virtual pipeline stage). The iterator takes the micro-batches from the newest iterator that
+    the script's function `build` has made.
     """
 
     def __init__(self) -> None:

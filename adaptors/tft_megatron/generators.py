@@ -54,8 +54,8 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
         states = [known.get(rank, first) for rank in part.ranks]
         (stage, stages), (slice_, slices) = part.pipeline, part.tensor
         if part.experts > 1:
-            # As in Megatron, each rank has an object of its own: ranks with different experts draw
-            # different random numbers.
+            # As in Megatron, each rank gets its own object `rng_state`, because ranks with
+            # different experts draw different random numbers.
             for place, state in enumerate(states):
                 shape, at = (stages, slices, len(states)), (stage, slice_, place)
                 one = ShardedObject("rng_state", [state], shape, at)

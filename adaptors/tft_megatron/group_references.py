@@ -39,7 +39,8 @@ def find_places(
     roots: Mapping[str, object], roles: Mapping[Role, dist.ProcessGroup]
 ) -> list[Place]:
     """
-    Find all references to the groups in `roles` that can be reached from `roots`.
+    Find all references to the process groups in `roles` that can be reached from the objects
+    `roots`. Return a list of the references.
 
     Raises `UsageError` for a process group that has no role. Also raises `UsageError` for a group
     in a tuple or a set, where it cannot be replaced.
@@ -67,7 +68,7 @@ def find_places(
                 if put is None:
                     raise UsageError(
                         f"{where} is a process group in a tuple or a set, where tft cannot replace "
-                        "it after a fault: keep it in a list, a dict or an attribute"
+                        "the group after a fault: keep the group in a list, a dict or an attribute"
                     )
                 found.append(Place(path=where, role=known[id(value)], put=put))
             elif not isinstance(value, _LEAVES):

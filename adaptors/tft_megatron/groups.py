@@ -32,8 +32,8 @@ in this list."""
 
 class Parallel:
     """
-    Megatron's process groups in this process. They are either pretended groups, which send nothing,
-    or real groups.
+    Megatron's process groups in this process. The groups are either pretended groups, which send
+    nothing, or real groups.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -153,7 +153,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            # each call of torch's `init_process_group` wraps `sys.excepthook`: remove the wrapper
+            # remove the wrapper that torch's `init_process_group` puts around `sys.excepthook`
             sys.excepthook = self._excepthook
             self._pretends = False
 
@@ -170,7 +170,7 @@ class Parallel:
             place.put(None)
         self._beside()
         _forget_groups()
-        gc.collect()  # needed because modules and their hooks form reference cycles
+        gc.collect()  # free the reference cycles of modules and their hooks, which refer to groups
 
 
 def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: the arguments have various types

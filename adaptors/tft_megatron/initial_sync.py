@@ -19,7 +19,7 @@ from tft_megatron.training import Training
 def begins(training: Training, stands: bool) -> bool:
     """
     Return whether no rank has trained yet and no rank has read a checkpoint. All ranks call this
-    together.
+    function together.
 
     `stands` is True if this rank has already begun training with the other ranks, or has read a
     checkpoint. If `stands` is True on any rank, the result is False: the master weights are then
@@ -34,8 +34,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the optimizer or the scheduler has counted steps or has state already. This is so
-    if the script itself has loaded a checkpoint.
+    Return whether the optimizer or the scheduler has counted steps or has state already. That is
+    the case if the script itself has loaded a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -45,11 +45,11 @@ def has_trained(training: Training) -> bool:
 def make_alike(training: Training) -> None:
     """
     Make the parameters and master weights equal on all ranks that must have the same values. All
-    ranks call this together.
+    ranks call this function together.
     """
     for weight in _tied(training):
         # When Megatron builds the model, it sets copies of embeddings to zero and then all-reduces
-        # them with the original. That all-reduce did nothing, because the process groups only
+        # the copies with the original. That all-reduce did nothing, because the process groups only
         # pretended to work at that time. So broadcast the embeddings here.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)

@@ -107,14 +107,15 @@ def content_of(
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # `alone`: ranks with another part of the model have nothing of a distributed optimizer's
-        # shard, so the reader of the checkpoint uses this rank's copy
+        # With `alone=True` the replica numbers of megatron-core are ignored. Ranks with another
+        # part of the model have nothing of the shard of a distributed optimizer, so the reader of
+        # the checkpoint must use the copy of this rank.
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    # As in Megatron, only the first part of the model has the common state of the optimizers.
+    # As in Megatron, only the first part of the model stores the common state of the optimizers.
     if (here.tensor[0], here.pipeline[0]) == (0, 0):
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
@@ -217,7 +218,7 @@ def _spread(
         if isinstance(value, ShardedTensor):
             into.tensors.append(_placed(value, first=alone or _is_first(value.replica_id)))
         elif isinstance(value, ShardedObject):
-            # a list, because megatron-core may have several objects with the same key
+            # Use a list, because megatron-core may have several objects with the same key.
             into.objects[value.unique_key] = [value.data]
     into.common.update(common)
 
@@ -280,8 +281,8 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # Store the objects of `REST` in each optimizer's shard, too. Only one of several ranks
-        # writes the shard of `REST`, and these ranks may have different experts.
+        # Store the objects of the part `REST` in each optimizer's shard, too. Only one of several
+        # ranks writes the shard `REST`, and these ranks may have different experts.
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
@@ -378,7 +379,7 @@ def boxes(
     if start <= begin and last < end:
         yield (0,) * len(shape), shape, begin
         return
-    # cut the view along the axis with the largest stride, because this gives the fewest slices
+    # cut the view along the axis with the largest stride, because this cut gives the fewest boxes
     axis = max(range(len(shape)), key=lambda a: (shape[a] > 1, stride[a]))
     step, within = stride[axis], last - begin - (shape[axis] - 1) * stride[axis]
     inner = (*shape[:axis], 1, *shape[axis + 1 :])

@@ -3,8 +3,8 @@ Replaces three methods of the user's Megatron objects: `optimizer.step`, `schedu
 `update` of the gradient scaler. Megatron's classes are not changed. With the new methods, all
 changes of the state happen in one update window, and no all-reduce happens in that window.
 
-This module is written for megatron-core 0.16 (see `versions.py`). It depends on two details of that
-version: the order of calls in `ChainedOptimizer.step`, and that
+This module is written for megatron-core 0.16 (see `versions.py`). This module depends on two
+details of that version: the order of calls in `ChainedOptimizer.step`, and that
 `DistributedOptimizer.step_with_ready_grads` calls the inherited method and then gathers parameters.
 """
 

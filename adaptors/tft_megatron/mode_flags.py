@@ -1,5 +1,5 @@
 """
-Restores, after a fault, the modes that a script may have switched for some time. These are the
+Restores, after a fault, the modes that a script may have switched for some time. The modes are the
 training mode of modules (`train()` or `eval()`), and Megatron's overlapped gathering of parameters.
 
 If a fault comes before the script switches back, a surviving rank still has the switched modes. A
@@ -42,8 +42,8 @@ def _gathers(chunk: Any) -> bool:  # Any: Megatron's DDP gives mypy no types
 
 def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: Megatron's DDP gives mypy no types
     """
-    If `wanted`, add Megatron's forward hook, which gathers parameters, to each module of the chunk.
-    Otherwise remove all these hooks.
+    Add Megatron's forward hook, which gathers parameters, to each module of the chunk if `wanted`
+    is True. Otherwise remove all these hooks.
 
     Megatron's own function to remove the hooks fails if some hooks are missing. Hooks can be
     missing if a fault has interrupted the removal.

@@ -21,7 +21,7 @@ _SETTINGS = ("is_expert_parallel", "is_decoupled_lr", "wd_mult", "lr_mult", "max
 def refuse_other_settings(training: Training) -> None:
     """
     Raise `OrderRefused` if another stage of the pipeline has other parameter groups than this
-    stage. All ranks of a pipeline call this together.
+    stage. All ranks of a pipeline call this function together.
     """
     from megatron.core import parallel_state as state
 
@@ -32,7 +32,8 @@ def refuse_other_settings(training: Training) -> None:
         for each in training.optimizers
     ]
     group = state.get_pipeline_model_parallel_group()
-    found: list[Any] = [None] * dist.get_world_size(group)  # Any: filled with lists like `own`
+    # Any: the collective fills the list with lists like `own`
+    found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, own, group=group)
     for stage, theirs in enumerate(found):
         if theirs != own:

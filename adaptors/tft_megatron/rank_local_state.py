@@ -127,13 +127,14 @@ def _tracker() -> Any:  # Any: an object of Megatron, which gives mypy no types
     return get_cuda_rng_tracker()
 
 
-def _bytes(kept: Any) -> bytes:  # Any: a tensor, or a generator if CUDA graphs are used
+def _bytes(kept: Any) -> bytes:  # Any: a tensor, or a torch.Generator if CUDA graphs are used
     state = kept.get_state() if isinstance(kept, torch.Generator) else kept
     found: bytes = state.numpy().tobytes()
     return found
 
 
-def _as(present: Any, kept: bytes) -> Any:  # Any: a tensor or a generator, see `_bytes`
+# Any: a tensor, or a torch.Generator if CUDA graphs are used
+def _as(present: Any, kept: bytes) -> Any:
     state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
     if isinstance(present, torch.Generator):
         present.set_state(state)

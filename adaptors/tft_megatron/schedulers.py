@@ -59,7 +59,8 @@ def check_scheduler(training: Training) -> None:
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     ours = {id(each) for each in (training.optimizer, *training.optimizers, *inner)}
     for found in gc.get_objects():
-        # use `type`, because `isinstance` could run code of an unrelated object
+        # use `type` instead of `isinstance`, because `isinstance` could run code of an unrelated
+        # object
         if issubclass(type(found), OptimizerParamScheduler | LRScheduler) and (
             id(getattr(found, "optimizer", None)) in ours
         ):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tft.errors import UsageError
 
-Holder = Any  # a configuration object of Megatron, which gives mypy no types
+Holder = Any  # Any: a configuration object of Megatron, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,10 @@ class Refused:
 
 
 _SCALES = "TransformerEngine's 8-bit state that lives from step to step has no copy"
-_GRAPH = Refused(why="a captured graph keeps using the groups it was captured with")
-_DELAYED = Refused(why="an interrupted backward pass leaves gradients that the next one would use")
+_GRAPH = Refused(
+    why="a captured CUDA graph keeps using the process groups of the time of its capture"
+)
+_DELAYED = Refused(why="an interrupted backward pass leaves gradients that the next pass would use")
 
 _OFFLOADED = Refused(
     why="an interrupted pass leaves its position in a queue, where the next pass would continue"
@@ -39,37 +41,40 @@ REFUSED: Mapping[str, Refused] = {
         why="other ranks would get parameters in the middle of an update"
     ),
     "reuse_grad_buf_for_mxfp8_param_ag": Refused(
-        why="the script's loop copies the parameters, not the optimizer"
+        why="with this setting the script's loop, not the optimizer, copies the parameters"
     ),
     "fp8_param_gather": Refused(why="parameters of 8 bits have scales of their own"),
     "fp8_param": Refused(why="parameters of 8 bits have scales of their own"),
     "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
     "fp8_recipe": Refused(
         why=_SCALES,
-        # `fp8_recipe` has a value even if `fp8` is not set
+        # Megatron's setting `fp8_recipe` has a value even if the setting `fp8`, which switches
+        # 8-bit computation on, is not set
         when=lambda holder, value: (
             bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
         ),
     ),
     "moe_router_enable_expert_bias": Refused(
-        why="the bias is changed before the update window of the step, not in it"
+        why="the bias is changed before the update window of the step, not in this window"
     ),
-    "qk_clip": Refused(why="it changes weights after the update window, not in it"),
+    "qk_clip": Refused(
+        why="this clipping changes weights after the update window of the step, not in the window"
+    ),
     "enable_cuda_graph": _GRAPH,
     "external_cuda_graph": _GRAPH,
     "cuda_graph_impl": Refused(why=_GRAPH.why, when=lambda _, value: value != "none"),
     "delay_wgrad_compute": _DELAYED,
     "defer_embedding_wgrad_compute": _DELAYED,
     "moe_shared_expert_overlap": Refused(
-        why="an interrupted forward pass leaves activations that break the next one"
+        why="an interrupted forward pass leaves activations that break the next pass"
     ),
     "fine_grained_activation_offloading": _OFFLOADED,
     "cpu_offloading": _OFFLOADED,
     "tp_comm_overlap": Refused(
-        why="its buffers are made once, for the first tensor-parallel group"
+        why="the buffers of this overlap are made once, for the first tensor-parallel group"
     ),
     "moe_flex_dispatcher_backend": Refused(
-        why="its buffer is made once, and keeps using the group it was made with",
+        why="the dispatcher's buffer is made once, and keeps using the process group of that time",
         when=lambda holder, value: (
             value == "hybridep" and getattr(holder, "moe_token_dispatcher_type", None) == "flex"
         ),
@@ -97,7 +102,7 @@ def refuse_settings(holders: Sequence[Holder]) -> None:
             if refused.when(holder, value):
                 raise UsageError(
                     f"{setting} is {_written(value)}, which the adaptor megatron cannot handle: "
-                    f"{refused.why}"
+                    f"{refused.why}. Change this setting of Megatron"
                 )
 
 

@@ -92,8 +92,8 @@ class Share:
 class Rest:
     """
     The state that belongs to no optimizer: frozen parameters, buffers, the settings of the
-    parameter groups, and the loss scale. It also has the scheduler and the objects that the script
-    has passed as `others`.
+    parameter groups, and the loss scale. The state also has the scheduler and the objects that the
+    script has passed as `others`.
     """
 
     def __init__(self, training: Training) -> None:
@@ -131,7 +131,8 @@ class Rest:
         for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
             scaler.load_state_dict(kept)
         if training.scheduler is not None:
-            # not with `load_state_dict`, which would add the loaded step count to the present one
+            # set the attributes directly, because `load_state_dict` would add the loaded step count
+            # to the present step count
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
             other.load_state_dict(content["others"][name])
@@ -209,8 +210,9 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Use this rank's existing tensor if it fits, because the model refers to it. Its device
-            # need not match: `device` is that of the sending rank, and may be of another kind.
+            # Use this rank's existing tensor if its type and shape fit, because the model refers to
+            # this tensor. The kind of device need not match: `device` is the kind of the sending
+            # rank.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
@@ -225,8 +227,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard, which `meta` describes, into use. This is called when all buffers
-        that `take` returned have been filled.
+        Put the received shard, which `meta` describes, into use. This method is called when all
+        buffers that `take` returned have been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
@@ -281,7 +283,8 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # Megatron uses the same group for the optimizer of the experts and for the other optimizer.
+        # Megatron uses the same process group for the optimizer of the experts and for the other
+        # optimizer.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

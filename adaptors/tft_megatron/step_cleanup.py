@@ -24,7 +24,7 @@ def forget(training: Training) -> None:
         for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
             _reset(group)
     for timer in _timers(training):
-        timer.reset()  # Megatron cannot start a running timer again
+        timer.reset()  # reset the timer, because Megatron cannot start a running timer again
     _begin_reruns_anew()
 
 
@@ -39,18 +39,20 @@ def let_go(training: Training) -> None:
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # the cache of rotary embeddings has process groups in its keys, the arguments of calls
+            # Megatron caches rotary embeddings by the arguments of calls, which include process
+            # groups
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # drop tensors of the last step, because their autograd graph refers to the groups
+                # drop tensors of the last step, because the autograd graph of a tensor refers to
+                # process groups
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
     get_moe_layer_wise_logging_tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
-    sparse = sys.modules.get(_SPARSE)  # imported only by scripts that use sparse attention
+    sparse = sys.modules.get(_SPARSE)  # only scripts that use sparse attention import this module
     if sparse is not None:
         sparse.DSAIndexerLossLoggingHelper.tracker.clear()
 

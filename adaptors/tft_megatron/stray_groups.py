@@ -25,14 +25,14 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
         group = each()
         if group is None:
             continue
-        # If only a local variable refers to the group, the garbage collector lists no object that
-        # refers to it.
+        # Use a general text if nothing is found: if only a local variable refers to the group, the
+        # garbage collector lists no object that refers to the group.
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
             f"{where} keeps a process group of Megatron, which tft cannot replace there when "
-            "groups are formed again: ask megatron.core.parallel_state for it each time, or keep "
-            "it in the model, the optimizer or the scheduler"
+            "groups are formed again: ask megatron.core.parallel_state for the group each time, "
+            "or keep the group in the model, the optimizer or the scheduler"
         )
 
 
@@ -40,7 +40,8 @@ def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
     Yield a text for each object that refers to the group. The text names the object in a message.
     """
-    own = id(group)  # not `group` itself: the generator expression below would be a new referrer
+    # compare by id, because a reference to `group` in the expression below would be a new referrer
+    own = id(group)
     for holder in gc.get_referrers(group):
         if isinstance(holder, dict):
             names = ", ".join(repr(key) for key, value in holder.items() if id(value) == own)

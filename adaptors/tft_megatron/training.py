@@ -129,8 +129,12 @@ def check(training: Training) -> None:
             Float16OptimizerWithFloat16Params,
             FP32Optimizer,
         ):
-            raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # check every module: in some models a module has another configuration than the whole model
+            raise UsageError(
+                "the optimizer given to tft_megatron.enable contains a "
+                f"{type(optimizer).__name__}, whose state tft cannot keep: use Megatron's "
+                "DistributedOptimizer, Float16OptimizerWithFloat16Params or FP32Optimizer"
+            )
+    # check the configuration of every module, because it may differ from that of the whole model
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -94,8 +94,9 @@ class Adopted:
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
         scheduler = None if training.scheduler is None else Progress(training.scheduler)
         self._settings.watch(inner, scheduler)
-        # If some state cannot be moved to another rank, raise now and not in an incident. None of
-        # the user's objects is changed before this check.
+        # Make all shards once now, so that state which cannot be moved to another rank raises an
+        # error here and not in an incident. None of the user's objects is changed before this
+        # check.
         for shard in self._shards.values():
             shard.give()
         pack(self._local_state.digestible())
@@ -164,7 +165,8 @@ class Adopted:
         interrupted.
         """
         self._local_state.rollback(local_state)
-        self._stands = True  # a rollback comes after `rebuild`, in which the ranks began together
+        # all ranks have begun together, because `rebuild` comes before every rollback
+        self._stands = True
         forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
@@ -186,8 +188,8 @@ class Adopted:
 
     def updated(self) -> None:
         """
-        Gather on every rank the parameters that other ranks have updated. This is called when the
-        update window has closed.
+        Gather on every rank the parameters that other ranks have updated. This method is called
+        when the update window has closed.
 
         Do nothing if Megatron gathers the parameters itself during the next forward pass
         (`overlap_param_gather`).
@@ -218,8 +220,8 @@ class Adopted:
         Compute the parameters from the master weights, and gather them on all ranks. Return the
         model chunk, or the sequence of chunks if there are several.
 
-        All ranks call this together. At the beginning of a job, this method first checks that the
-        pipeline stages fit together, and makes the parameters of the ranks equal.
+        All ranks call this method together. At the beginning of a job, this method first checks
+        that the pipeline stages fit together, and makes the parameters of the ranks equal.
         """
         self.backups.wait()
         if begins(self.training, self._stands):
@@ -267,8 +269,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. This is called when the content of all its buffers has
-        arrived.
+        Put the received shard into use. This method is called when the content of all its buffers
+        has arrived.
         """
         self.shard(shard).taken(meta)
         self._forget()
@@ -308,7 +310,8 @@ class Adopted:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_megatron.checkpoints import save  # imported only now: this loads megatron-core
+        # imported here, because this import loads megatron-core
+        from tft_megatron.checkpoints import save
 
         return save(directory, shard, self._written(shard, step))
 
@@ -346,13 +349,14 @@ class Adopted:
         from tft_megatron.layout import FORM, REST, content_of, part
 
         shard = self.shard(name)
-        # `shards_of` returns first the shard `REST`, then one shard for each optimizer
+        # The function `shards_of` returns first the shard `REST`, then one shard for each
+        # optimizer.
         kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
         content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
         if content.common:
             content.common |= common_state(self.training, step)
             if self.training.distributed:
-                # megatron-core needs this entry to load the optimizer state
+                # megatron-core needs the entry `content_metadata` to load the optimizer state
                 content.common["content_metadata"] = dict(FORM)
         _, tensors = shard.taken_apart()
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
@@ -376,8 +380,8 @@ class Adopted:
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
         kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
-        # Give the buffers new numbers each time, so that tft never reads them again in a later
-        # step: some of these buffers are copies, which would be out of date.
+        # Give the buffers new numbers each time, so that tft never reads these buffers again in a
+        # later step. Some of the buffers are copies, which would be out of date.
         identity = tuple(next(_LISTED) for _ in kept)
         return SliceContent(head=payload.meta, buffers=kept, identity=identity)
 
@@ -421,7 +425,9 @@ class Adopted:
         Return the shard with the name `name`. Raises `OrderRefused` if this rank has no such shard.
         """
         if name not in self._shards:
-            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
+            raise OrderRefused(
+                f"this rank has no shard {name!r}; the shards of this rank are {list(self._shards)}"
+            )
         return self._shards[name]
 
 

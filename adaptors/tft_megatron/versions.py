@@ -12,8 +12,8 @@ variables may be different in the next version."""
 
 def check_megatron() -> None:
     """
-    Check that megatron-core is installed in the version `KNOWN`. Raises `UsageError` if it is
-    missing or has another version.
+    Check that megatron-core is installed in the version `KNOWN`. Raises `UsageError` if
+    megatron-core is missing or has another version.
     """
     try:
         import megatron.core

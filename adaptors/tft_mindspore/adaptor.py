@@ -2,8 +2,8 @@
 The hooks of the adaptor for MindSpore. The entry point of the adaptor names this module.
 
 This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
-modules of the package. It imports MindSpore and numpy only when a hook needs them, because the
-process that serves the rendezvous store does not use MindSpore and numpy.
+modules of the package. This module imports MindSpore and numpy only when a hook needs them, because
+the process that serves the rendezvous store does not use MindSpore and numpy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,8 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
+    # Any: the user's own objects; the function `adopt` checks their types
+    parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
     from tft_mindspore.training_state import adopt
@@ -101,8 +102,8 @@ def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
     from tft_mindspore.step_numbers import watch
 
     watch.begin()
-    # True says that each refusal reaches all ranks: either all ranks judge the same averaged
-    # gradients, or, if only some ranks average together, the pre-update barrier tells the others.
+    # The result True says that a refusal of the update reaches all ranks. Either all ranks judge
+    # the same averaged gradients, or the pre-update barrier tells the other ranks of the refusal.
     return True
 
 
@@ -166,7 +167,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 def tft_load(directory: Path, shard: str) -> None:
     callback = model_train()
     if callback is not None and callback.has_saved(directory, shard):
-        return  # the script itself has loaded MindSpore's checkpoint
+        # the script itself has loaded the checkpoint of this shard with MindSpore's functions
+        return
     _hooks.state().load(directory, shard)
 
 

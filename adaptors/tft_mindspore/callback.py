@@ -172,12 +172,13 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         super().on_train_begin(run_context)
         told = self.cb_params
-        # MindSpore reads `net_outputs` even if no step has been computed
+        # set the entry `net_outputs`, because MindSpore reads it even if no step has been computed
         told.setdefault("net_outputs", None)
         if not self._adopted:
             self._adopt(told)
         if self._retried:
-            # MindSpore has set this counter back to the start of the epoch in which it continues
+            # Correct the counter of steps, because MindSpore has set it back to the start of the
+            # epoch in which training continues.
             told.cur_step_num = self._position.step - self.initial_step
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
@@ -287,10 +288,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     # Any: `cb_params` is an object of MindSpore, which gives mypy no types
     def _end_update_report(self, cb_params: Any) -> None:
         """
-        Close the update window and let tft interrupt the training. MindSpore calls this at the end
-        of each step.
+        Close the update window and let tft interrupt the training. MindSpore calls this method at
+        the end of each step.
         """
-        if not self._hosted.in_window():  # tft expects a window also in a step without an update
+        # open an update window even without an update, because tft expects a window in each step
+        if not self._hosted.in_window():
             self._open()
         step = self.cur_step_num + self.initial_step
         self.tft.tft_end_updating_os(step)
@@ -315,7 +317,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         data = self.cb_params.train_dataset
         done = self._position.step
         size = data.get_dataset_size()
-        # Without this call, MindSpore would draw the data in the order of the first epoch.
+        # Set the step of the data, because otherwise MindSpore would draw the data in the order of
+        # the first epoch.
         data.set_init_step(done if done < self._epochs * size else 0)
 
     def end(self, run_context: train.RunContext) -> None:
@@ -385,8 +388,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
-        # MindSpore puts step and epoch into the name of the checkpoint. Set both numbers to those
-        # of the saved step, because this rank may be in another step.
+        # MindSpore puts the numbers of step and epoch into the name of the checkpoint. Set both
+        # numbers to those of the saved step, because this rank may be in another step.
         self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
         self.global_step = self._get_optim(self.cb_params).global_step
         self._hosted.save(at, [self._session.rank])
@@ -433,7 +436,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     # Any: `told` is an object of MindSpore, which gives mypy no types
     def _write(self, told: Any, beside: Mapping[str, Any]) -> None:
-        assert self._series is not None  # `_adopt` has set it
+        assert self._series is not None  # the method `_adopt` has set `_series`
         step = (told.cur_step_num - 1) % told.batch_num + 1
         kept = {"epoch_num": told.cur_epoch_num, "step_num": told.cur_step_num}
         self._series.save(
@@ -522,14 +525,15 @@ class _Marks:
         """
         Set the callback that reduces the gradients of each update and opens the update window.
         """
-        # not `self._callback = …`, because MindSpore's class Cell handles such an assignment itself
+        # set the attribute with `object.__setattr__`, because MindSpore's class Cell handles an
+        # ordinary assignment itself
         object.__setattr__(self, "_callback", callback)
 
 
 @cache
 def _marked(origin: type) -> type:
-    # Override `__call__` and not `construct`: MindSpore compiles `construct`, and would drop the
-    # calls of Python functions in it.
+    # Override `__call__` and not `construct`, because MindSpore compiles `construct` and would drop
+    # the calls of Python functions in it.
     class Marked(_Marks, origin):  # type: ignore[misc]  # its base is not known
         """
         A subclass of the user's optimizer that averages its gradients and opens an update window

@@ -34,7 +34,8 @@ def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
     returned function can be called once, on another thread.
     """
     copies = {name: array.copy() for name, array in _contents(shard).items()}
-    plain = pack(shard.plain())  # as bytes, because the values themselves may change later
+    # pack the plain values now, because the values may change before the checkpoint is written
+    plain = pack(shard.plain())
     return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
 
 
@@ -47,7 +48,7 @@ def load(directory: Path, shard: Shard) -> None:
 
     path = directory / f"{shard.name}.ckpt"
     try:
-        # `save` has written no .ckpt file if all parameters of the shard are empty
+        # the file .ckpt exists only if some parameter of the shard has elements
         found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
         plain = unpack((directory / f"{shard.name}.plain").read_bytes())
     except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
@@ -98,12 +99,13 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        # remove files of an earlier attempt: MindSpore makes its files read-only
+        # remove the files of an earlier attempt, because MindSpore makes its checkpoint files
+        # read-only
         left.unlink(missing_ok=True)
     written = [beside]
     if solid:
         told = [{"name": name, "data": Tensor(numpy.asarray(a))} for name, a in solid.items()]
-        # Add the entry `step_num`, as MindSpore does in its own checkpoints.
+        # Add the entry `step_num` to the file, as MindSpore does in its own checkpoints.
         save_checkpoint(told, str(path), append_dict={"step_num": step})
         written = [path, beside]
     beside.write_bytes(pack(dict(plain)))

@@ -80,6 +80,6 @@ class Rows:
             num_epochs=self._epochs, output_numpy=self._output_numpy
         )
         while left:
-            for row in epochs:  # each loop yields one epoch
+            for row in epochs:  # each pass of the loop reads one epoch
                 yield row
                 left -= 1

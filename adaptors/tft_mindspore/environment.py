@@ -95,8 +95,8 @@ class Environment:
     @property
     def normal(self) -> str:
         """
-        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. It is empty
-        if the variable contains no feature that is on, and no unknown item.
+        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. The value is
+        empty if the variable contains no feature that is on, and no unknown item.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)
@@ -139,7 +139,8 @@ class Environment:
                     f"{_ADDRESS} to an address of the node of rank 0, and {_PORT} to the port of "
                     "the controller"
                 )
-        assert self.address is not None  # the loop has checked address and port
+        # the loop above has checked that the address and the port are given
+        assert self.address is not None
         assert self.port is not None
         return self.address, self.port
 

@@ -41,7 +41,7 @@ def read_group_info(file: Path) -> GroupInfo:
     found = message()
     try:
         found.ParseFromString(content)
-        understood = found.IsInitialized()  # True if all required fields exist
+        understood = found.IsInitialized()  # protobuf returns True if all required fields exist
     except broken:
         understood = False
     if not understood:
@@ -80,7 +80,7 @@ def write_group_info(file: Path, info: GroupInfo) -> None:
 
 
 @cache
-def _messages() -> tuple[Any, type[Exception]]:  # Any: a class that protobuf makes at run time
+def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes this class at run time
     """
     Return the protobuf class of the content of a `group_info.pb`, and the exception that the class
     raises when it parses other content.
@@ -116,8 +116,8 @@ def _messages() -> tuple[Any, type[Exception]]:  # Any: a class that protobuf ma
         ("parallel_group_item", several, field.TYPE_MESSAGE, "Group"),
         ("ckpt_restore_rank_list", one, field.TYPE_MESSAGE, "Ranks"),
     )
-    # Use a separate pool, because MindSpore in the same process registers the same messages under
-    # other names in the shared pool.
+    # Use a separate pool of protobuf messages, because MindSpore in the same process registers the
+    # same messages under other names in the shared pool.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     whole = pool.FindMessageTypeByName(f"{file.package}.GroupInfo")

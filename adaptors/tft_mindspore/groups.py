@@ -223,7 +223,8 @@ class Group:
         if flat.nbytes <= _AT_ONCE:
             parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
             return _added(parts, members)
-        # If the array is large, each rank adds up one piece, and sends the result to all others.
+        # A large array is cut into one piece for each rank. Each rank adds up one piece, and sends
+        # the sum of this piece to all other ranks.
         ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
         begins = [0, *ends[:-1]]
         pieces = {
@@ -298,7 +299,8 @@ class Group:
                 rank = ranks[descriptor]
                 if events & select.POLLOUT:
                     self._send(rank, outgoing[rank])
-                if events & ~select.POLLOUT:  # data has come, or the peer has closed the connection
+                # data has come, or the other rank has closed the connection
+                if events & ~select.POLLOUT:
                     self._receive(rank, incoming.get(rank))
                 left = _interest(outgoing.get(rank), incoming.get(rank))
                 if left:
@@ -328,9 +330,9 @@ class Group:
 
     def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
         if incoming is None or not incoming.room_left:
-            # This rank expects no message now. Peek at the next byte without removing it. If there
-            # is a byte, the peer has sent its next message early. If not, the peer has closed the
-            # connection.
+            # This rank expects no message now. So peek at the next byte without removing it. If
+            # there is a byte, the other rank has sent its next message early. Otherwise the other
+            # rank has closed the connection.
             incoming = None
         try:
             if incoming is None:
@@ -386,7 +388,7 @@ class Group:
             self._broken = True
             os.eventfd_write(self._wake, 1)
             for connection in self._open:
-                with suppress(OSError):  # the socket may not be connected yet
+                with suppress(OSError):  # a socket that is not connected yet cannot be shut down
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -410,7 +412,10 @@ class Group:
         with self._lock:
             if self._broken:
                 connection.close()
-                raise GroupBroken(f"forming the group {self.name!r} was cancelled")
+                raise GroupBroken(
+                    f"forming the group {self.name!r} was cancelled, because an incident is "
+                    "being handled"
+                )
             self._open.append(connection)
         return connection
 
@@ -450,7 +455,8 @@ class Group:
             raise OSError(error, os.strerror(error))
         return connection
 
-    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: values in JSON
+    # Any: the store's answer was parsed from JSON
+    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:
         asked = {"name": self.name, "rank": self.rank, "world": self.world, "port": port}
         store.sendall(json.dumps(asked).encode() + b"\n")
         said = b""
@@ -492,7 +498,7 @@ class Group:
         self._wait(listener, select.POLLIN)
         try:
             connection, _ = listener.accept()
-        except BlockingIOError:  # the other end has closed the connection again
+        except BlockingIOError:  # the other rank has closed the connection before it was accepted
             return
         self._kept(connection)
         connection.setblocking(False)
@@ -516,7 +522,10 @@ class Group:
             waiting.register(on, events)
         came = waiting.poll(None if seconds is None else seconds * 1000)
         if any(descriptor == self._wake for descriptor, _ in came):
-            raise GroupBroken(f"forming the group {self.name!r} was cancelled")
+            raise GroupBroken(
+                f"forming the group {self.name!r} was cancelled, because an incident is "
+                "being handled"
+            )
 
 
 class _Incoming:
@@ -529,7 +538,7 @@ class _Incoming:
         self._header = bytearray(_HEADER.size)
         self._room = room
         self.room_left = memoryview(self._header)
-        """The memory for the next bytes. It is empty when all bytes have arrived."""
+        """The memory for the next bytes. The view is empty when all bytes have arrived."""
         self._in_header = True
 
     def came(self, count: int, rank: int) -> None:
@@ -575,7 +584,10 @@ class Groups:
         """
         group = self._group
         if group is None or not self._formed:
-            raise GroupBroken("there is no group: it is formed when session.run begins")
+            raise GroupBroken(
+                "there is no group of the ranks now: tft forms the group when session.run begins, "
+                "and again after each incident"
+            )
         return group
 
     def form(self, name: str, host: str, port: int, rank: int, world: int) -> None:
@@ -590,8 +602,11 @@ class Groups:
         try:
             group.join(host, port)
         except OSError as error:
-            if group.broken:  # `quiesce` has interrupted the forming of the group
-                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
+            if group.broken:  # the method `quiesce` has cancelled the forming of the group
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                ) from error
             raise
         self._formed = True
 
@@ -617,7 +632,7 @@ class Groups:
 
 def _nothing() -> None:
     """
-    Do nothing. This is the initial value of `contributing`.
+    Do nothing. This function is the initial value of the attribute `contributing`.
     """
 
 
@@ -650,14 +665,16 @@ def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
 
 def _plain(array: Any) -> Array:  # Any: a numpy array or a MindSpore Tensor
     plain = array if isinstance(array, numpy.ndarray) else array.asnumpy()
-    # not `numpy.ascontiguousarray`, which would turn a scalar into an array of one dimension
+    # use `asarray`, because `numpy.ascontiguousarray` would turn a scalar into an array of one
+    # dimension
     return numpy.asarray(plain, order="C")
 
 
 def _like(given: Any, found: Array) -> Any:  # Any: a numpy array or a MindSpore Tensor
     if isinstance(given, numpy.ndarray):
         return found
-    from mindspore import Tensor  # no cost: who passes Tensors has imported MindSpore already
+    # this import costs nothing, because the caller passes Tensors and so has imported MindSpore
+    from mindspore import Tensor
 
     return Tensor(found)
 

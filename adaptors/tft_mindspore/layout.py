@@ -288,8 +288,8 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Raise `UsageError` if the checkpoint belongs to a job with other ranks. This is so if there are
-    files under `root` for a rank that is not in `ranks`.
+    Raise `UsageError` if the checkpoint belongs to a job with other ranks. That is the case if
+    there are files under the directory `root` for a rank that is not in `ranks`.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

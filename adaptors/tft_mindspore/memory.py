@@ -20,7 +20,7 @@ from tft.errors import MalformedMessage
 from tft.spi import pack
 
 Array = NDArray[Any]  # Any: the elements may have any type
-Parameter = Any  # a parameter of MindSpore, which gives mypy no types
+Parameter = Any  # Any: a parameter of MindSpore, which gives mypy no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,8 @@ def content(parameter: Parameter) -> Array:
     Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
-    return numpy.asarray(found, order="C")  # copies only if the array is not in row-major order
+    # this call copies the array only if the array is not in row-major order
+    return numpy.asarray(found, order="C")
 
 
 def flat_bytes(array: Array) -> memoryview:
@@ -102,14 +103,15 @@ def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> N
     Write each array in `contents` into the parameter of the same name. Return when MindSpore has
     carried out all these copies.
     """
-    from mindspore import Tensor  # imported late, because only training processes need MindSpore
+    from mindspore import Tensor  # imported here, because only training processes need MindSpore
     from mindspore.common.api import _no_grad  # private, because no public function does the same
 
-    with _no_grad():  # otherwise `copy_` fails after an interrupted forward pass
+    with _no_grad():  # with gradients switched on, `copy_` fails after an interrupted forward pass
         for name, array in contents.items():
             if array.size:
                 parameters[name].copy_(Tensor.from_numpy(array))
-    for name in contents:  # `copy_` only starts the copy, `asnumpy` waits for it
+    # wait for the copies: `copy_` only starts a copy, and `asnumpy` waits for the end of the copy
+    for name in contents:
         parameters[name].asnumpy()
 
 

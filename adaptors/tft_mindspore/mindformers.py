@@ -180,8 +180,8 @@ class _Section:
 
     def section(self, key: str) -> "_Section | None":
         """
-        Return the mapping under `key`. Return None if the key is missing. Raises `UsageError` if
-        the value is no mapping.
+        Return the mapping under the key `key` of this mapping. Return None if the key is missing.
+        Raises `UsageError` if the value is no mapping.
         """
         if key not in self._content:
             return None
@@ -192,14 +192,15 @@ class _Section:
 
     def values(self, keys: Iterable[str]) -> dict[str, object]:
         """
-        Return the values under `keys`. Leave out keys that are missing.
+        Return the values under the keys `keys` of this mapping. Leave out keys that are missing.
         """
         return {key: self._content[key] for key in keys if key in self._content}
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """
-        Return the whole number under `key`. Return None if the key is missing. The value must be at
-        least `least`, or equal to `besides`. Raises `UsageError` for another value.
+        Return the whole number under the key `key` of this mapping. Return None if the key is
+        missing. The value must be at least `least`, or equal to `besides`. Raises `UsageError` for
+        another value.
         """
         if key not in self._content:
             return None
@@ -212,8 +213,8 @@ class _Section:
 
     def flag(self, key: str, *, absent: bool = False) -> bool:
         """
-        Return the True or False under `key`. Return `absent` if the key is missing. Raises
-        `UsageError` for another value.
+        Return the value, True or False, under the key `key` of this mapping. Return `absent` if the
+        key is missing. Raises `UsageError` for another value.
         """
         found = self._content.get(key, absent)
         if not isinstance(found, bool):
@@ -222,8 +223,8 @@ class _Section:
 
     def text(self, key: str) -> str | None:
         """
-        Return the text under `key`. Return None if the key is missing or its text is empty. Raises
-        `UsageError` if the value is no text.
+        Return the text under the key `key` of this mapping. Return None if the key is missing or
+        its text is empty. Raises `UsageError` if the value is no text.
         """
         found = self._content.get(key)
         if found is None or found == "":
@@ -234,23 +235,24 @@ class _Section:
 
     def name_or_flag(self, key: str) -> str | bool:
         """
-        Return the value under `key`, which must be a text, True or False. Return False if the key
-        is missing or the text is empty. Raises `UsageError` for another value.
+        Return the value under the key `key` of this mapping, which must be a text, True or False.
+        Return False if the key is missing or the text is empty. Raises `UsageError` for another
+        value.
         """
         return self.text(key) or False if self._is_text(key) else self.flag(key)
 
     def path(self, key: str) -> Path | None:
         """
-        Return the path under `key`. Return None if the key is missing or its text is empty. Raises
-        `UsageError` if the value is no text.
+        Return the path under the key `key` of this mapping. Return None if the key is missing or
+        its text is empty. Raises `UsageError` if the value is no text.
         """
         found = self.text(key)
         return None if found is None else Path(found)
 
     def sections(self, key: str) -> "list[_Section]":
         """
-        Return the mappings in the list under `key`. Return an empty list if the key is missing.
-        Raises `UsageError` for another value.
+        Return the mappings in the list under the key `key` of this mapping. Return an empty list if
+        the key is missing. Raises `UsageError` for another value.
         """
         found = self._content.get(key)
         if found is None:
@@ -292,7 +294,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
 
     The setting is `enable_parallel_optimizer` in the section `parallel`. Older files have it as
     `optimizer_shard` in the section `parallel_config`, which is `sizes`. If either setting is on,
-    return True. This is the safe assumption, because then fewer ranks hold the same state.
+    return True. A divided optimizer is the safe assumption, because then fewer ranks hold the same
+    state.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -481,7 +484,8 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML may have any keys and
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: PyYAML raises it for an impossible date, such as 2026-13-32
+        # the except clause names ValueError, because PyYAML raises it for an impossible date such
+        # as 2026-13-32
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

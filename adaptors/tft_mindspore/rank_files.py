@@ -28,7 +28,8 @@ DIRECTORIES = ("rank_{}", "ckpt_dir{}")
 """The possible names of the directory of a rank. MindSpore Transformers uses the first name, and
 older guides of MindSpore use the second."""
 
-_NUMBER = r"0|[1-9][0-9]*"  # no leading zeros, because MindSpore writes none
+# no leading zeros, because MindSpore writes no leading zeros into file names
+_NUMBER = r"0|[1-9][0-9]*"
 _NAME = re.compile(
     rf"(?P<prefix>.+?)(_rank_(?P<rank>{_NUMBER}))?(_(?P<again>[1-9][0-9]*))?"
     rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
@@ -220,9 +221,9 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Check that a .ckpt file is complete. It must be a sequence of parameters, each with its length,
-    and the last parameter must end at the end of the file. Return what is wrong, as a text, or an
-    empty string if the file is complete.
+    Check that a .ckpt file is complete. The file must be a sequence of parameters, each with its
+    length, and the last parameter must end at the end of the file. Return what is wrong, as a text,
+    or an empty string if the file is complete.
     """
     size = _size(file)
     if not size:
@@ -231,7 +232,8 @@ def _of_ckpt(file: BinaryIO) -> str:
     at = 0
     while at < end:
         file.seek(at)
-        head = file.read(11)  # the first byte of a parameter, and a length of at most ten bytes
+        # the first byte of the entry of a parameter, and a length of at most ten bytes
+        head = file.read(11)
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
             return f"is not a checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"

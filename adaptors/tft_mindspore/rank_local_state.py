@@ -75,7 +75,7 @@ class RankLocalState:
         Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
         capture `local_state`.
         """
-        # imported late, because only training processes need MindSpore
+        # imported here, because only training processes need MindSpore
         from mindspore import Tensor, set_rng_state
 
         state = unpack(local_state)
@@ -84,7 +84,8 @@ class RankLocalState:
                 "the rank-local state (random generators, data position) that tft wants to restore "
                 "was not captured by the adaptor mindspore"
             )
-        # restore the data first and then the generators, because loading may draw random numbers
+        # restore the data position before the random generators, because loading it may draw random
+        # numbers
         if self._data is not None:
             self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
@@ -142,7 +143,8 @@ class RankLocalState:
         }
 
     def _random(self) -> dict[str, object]:
-        from mindspore import get_rng_state  # late, because only training processes need MindSpore
+        # imported here, because only training processes need MindSpore
+        from mindspore import get_rng_state
 
         state: dict[str, object] = {"mindspore": get_rng_state().asnumpy().tobytes()}
         if "python" in self._rngs:

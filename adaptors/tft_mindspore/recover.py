@@ -1,7 +1,7 @@
 """
 The command `tft checkpoint recover`. It restores the lost checkpoint file of a rank by a copy from
-a rank that held the same state. It also restores the file group_info.pb of the lost rank, in which
-MindSpore records which ranks held the same state.
+a rank that held the same state. The command also restores the file group_info.pb of the lost rank,
+in which MindSpore records which ranks held the same state.
 """
 
 import hashlib
@@ -154,8 +154,8 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
         if as_new and not damage(place / str(own), thoroughly=True):
             raise UsageError(
-                f"rank {lost} is not lost: {place / str(own)} is whole; --replace replaces it "
-                "anyway"
+                f"the checkpoint of rank {lost} is not lost: the file {place / str(own)} is "
+                "complete. Give the option --replace to replace this file anyway"
             )
 
 
@@ -220,7 +220,7 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
     if not found:
         raise UsageError(
             f"{path} has no checkpoint of {_ranks(others)}, which held the same state as rank "
-            f"{lost}: its state is lost"
+            f"{lost}: the state of rank {lost} is lost"
         )
     counted_on = all(source.counted_on for source in found)
     ages = [source.name.at if counted_on else source.name.age for source in found]

@@ -72,7 +72,7 @@ def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, A
     Both results are empty for an optimizer without `param_groups`. Only optimizers of mint.optim
     and mindspore.experimental have `param_groups`.
     """
-    from mindspore import Tensor  # imported late, because only training processes need MindSpore
+    from mindspore import Tensor  # imported here, because only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
     plain: list[dict[str, Any]] = []  # Any: the values are numbers, flags or None
@@ -121,8 +121,9 @@ class Shard:
 
     def meta(self) -> bytes:
         """
-        Return the description of the shard as bytes. It has the plain values of the shard, and the
-        name, type, shape and size of each parameter, so that a receiver can reserve memory.
+        Return the description of the shard as bytes. The description has the plain values of the
+        shard, and the name, type, shape and size of each parameter, so that a receiver can reserve
+        memory.
         """
         return pack(
             {
@@ -166,8 +167,9 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard into use. This is called when all buffers that `take` returned have
-        been filled. Raises `OrderRefused` if `take` was not called with the description `meta`.
+        Put the received shard into use. This method is called when all buffers that `take` returned
+        have been filled. Raises `OrderRefused` if `take` was not called with the description
+        `meta`.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(

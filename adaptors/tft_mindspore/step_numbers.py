@@ -32,7 +32,7 @@ class Watch:
 
     def forget(self) -> None:
         """
-        Drop the numbers of a step that was not finished.
+        Drop the norms of gradients of a step that was not finished.
         """
         self._squares: float | None = None
         self._own: list[float] = []
@@ -50,7 +50,7 @@ class Watch:
     def take(self) -> Numbers:
         """
         Return the norms of the present step, and begin to record the next step. In the result,
-        `norm` is the norm of all averages of the step. It is None if nothing was averaged.
+        `norm` is the norm of all averages of the step. `norm` is None if nothing was averaged.
         """
         norm = None if self._squares is None else math.sqrt(self._squares)
         numbers = Numbers(norm=norm, own=tuple(self._own))

@@ -101,12 +101,13 @@ class Store:
         try:
             asked = Asked.read(await reader.readline())
             self._come(asked, writer)
-            await reader.read()  # waits until the member has closed the connection
+            # this read waits until the member of the group has closed the connection
+            await reader.read()
         except (
             MalformedMessage,
             OSError,
             ValueError,
-        ) as error:  # ValueError: `readline` raises it if the line is too long
+        ) as error:  # `readline` raises ValueError if the line is too long
             with suppress(OSError):
                 writer.write(_line({"refused": str(error)}))
                 await writer.drain()

@@ -182,8 +182,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. This is called when the content of all buffers that `take`
-        returned has arrived.
+        Put the received shard into use. This method is called when the content of all buffers that
+        `take` returned has arrived.
         """
         self._shard(shard).taken(meta)
         self._local_state.forget()
@@ -213,8 +213,8 @@ class Adopted:
         other holders of the shard. A part that may differ between ranks has an empty digest.
         """
         parameters = self._shard(shard).parameters
-        # Do not compare settings such as the learning rate: a script may change them in a step
-        # that only some ranks have begun.
+        # Do not compare settings such as the learning rate, because a script may change a setting
+        # in a step that only some ranks have begun.
         own = [*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))]
         parts = part_digests(self.give(shard), dict.fromkeys(own, True))
         return {**parts, "description": ""}
@@ -241,7 +241,9 @@ class Adopted:
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shards:
-            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
+            raise OrderRefused(
+                f"this rank has no shard {name!r}; the shards of this rank are {list(self._shards)}"
+            )
         return self._shards[name]
 
 

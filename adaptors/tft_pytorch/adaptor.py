@@ -38,7 +38,8 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_pytorch.preload import preload  # most processes do not need this module
+    # imported here, because only a process that preloads modules needs the module `preload`
+    from tft_pytorch.preload import preload
 
     preload()
 
@@ -92,7 +93,8 @@ def tft_end_step(tail: bool) -> bytes | None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
+    # Any: the user's own objects; the function `adopt` checks their types
+    parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
     if "make" in parts:
@@ -129,7 +131,7 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_pytorch.checkpoints import join  # imported late: this import takes 1 s
+    from tft_pytorch.checkpoints import join  # imported here, because this import takes 1 s
 
     return join(directory, files)
 

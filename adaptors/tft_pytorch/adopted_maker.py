@@ -43,10 +43,10 @@ def adopt(
     """
     Take charge of the user's objects, such as model and optimizer. Return the training state.
 
-    The function `contributing` is called in every step before this rank contributes to the last
-    all-reduce. If `early` is True, `contributing` is called at the end of each forward pass, too.
-    The hook `tft_watch` has received both arguments. Raises `UsageError` for objects that the
-    adaptor cannot handle.
+    The function `contributing` is called in every step before this rank contributes its gradients
+    to the last all-reduce of the step. If `early` is True, `contributing` is called at the end of
+    each forward pass, too. tft passes both values to the adaptor's hook `tft_watch`. Raises
+    `UsageError` for objects that the adaptor cannot handle.
     """
     _check(parts)
     made = Made(
@@ -99,7 +99,8 @@ class AdoptedMaker:
         if optimizer is not None and (optimizer.rank, optimizer.world) != (rank, world):
             raise UsageError(
                 f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, "
-                f"but this is rank {rank} of {world}: make it with session.rank and session.world"
+                f"but this is rank {rank} of {world}: give the ReplicaOptimizer "
+                "rank=session.rank and world=session.world"
             )
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
@@ -109,7 +110,8 @@ class AdoptedMaker:
         return self._shards[shard].written()
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        return named_tensors(self.made.model)  # `model` is the whole model on every rank
+        # every rank has the whole model, so the shards in `contents` are not needed
+        return named_tensors(self.made.model)
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others
@@ -158,7 +160,8 @@ class AdoptedMaker:
         if self._replicas is not None:
             self._replicas.clear()
 
-    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: `wrap` may return anything
+    # Any: the user's function `wrap` may return anything
+    def build(self, kept: Mapping[str, ShardContent]) -> Any:
         replicas = self._replicas
         if replicas is not None:
             replicas.regroup()
@@ -255,6 +258,9 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     elif any(
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     ):
-        why = "is expanded, several elements in one place of memory: register a .clone() of it"
+        why = (
+            "is expanded, so that several elements are in one place of memory: register a .clone() "
+            "of the tensor"
+        )
     if why:
         raise UsageError(f"{name} {why}")

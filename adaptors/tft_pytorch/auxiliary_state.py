@@ -108,7 +108,8 @@ def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
     numbers are exempt.
     """
-    _, _, called = name.partition(".")  # the first word of `name` is the object's name
+    # the first word of `name` names the user's object, the rest may name a parameter
+    _, _, called = name.partition(".")
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
@@ -122,9 +123,9 @@ def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     kind = kinds.within(holders)
     if kind is None:
         raise UsageError(
-            f"tft cannot find a shard for {name}: it belongs to no parameter, and each shard is "
-            "also held by ranks that may have another value. Give it the name of the parameter to "
-            "which it belongs"
+            f"tft cannot find a shard for the state {name}: this state belongs to no parameter, "
+            "and each shard is also held by ranks that may have another value of this state. Give the "
+            "state the name of the parameter to which it belongs"
         )
     return kind
 

@@ -142,7 +142,8 @@ class _Making:
         except Exception as error:
             log.warning("backup_not_kept", step=step, why=str(error), exc_info=error)
         finally:
-            self.left = []  # the state in use may be freed from now on
+            # drop the references, so that the memory of the state in use can be freed
+            self.left = []
             self.complete.set()
 
 
@@ -187,7 +188,8 @@ class Backups:
         slot = self._free_slot(sound, copies)
         if slot is None:
             why = (
-                f"the copies of steps {list(self.steps())} are known to be equal up to {sound} only"
+                f"the copies of the steps {list(self.steps())} in host memory must all stay, "
+                f"because the states of all ranks are known to be equal only up to step {sound}"
             )
             log.warning("backup_not_kept", step=step, why=why)
             return None
@@ -196,7 +198,7 @@ class Backups:
             if devices.asynchronous:
                 devices.synchronize()
             making = slot.make(step, shards(), devices)
-        except Exception as error:  # for example, host memory is used up
+        except Exception as error:  # for example, the host memory is used up
             log.warning("backup_not_kept", step=step, why=str(error), exc_info=error)
             return None
         if not self._has_thread():
@@ -261,8 +263,8 @@ class Backups:
                 f"the backup in host memory of step {step} has the shards {sorted(copies)}, but "
                 f"this rank has {sorted(shards)}"
             )
-        # Call `room` for all shards first, so that a copy that does not fit is refused before any
-        # tensor is changed.
+        # Call the function `room` for all shards first, so that a copy that does not fit is refused
+        # before any tensor is changed.
         rooms = {shard: dict(room(shard, copies[shard].meta)) for shard in shards}
         with torch.no_grad():
             for shard, tensors in rooms.items():

@@ -24,9 +24,9 @@ _native: dict[str, Any] = {}  # Any: functions of torch, each with another signa
 
 def watch_batches(seen: Seen) -> None:
     """
-    From now on call `seen("batch", digest)` whenever a model is called with gradients enabled, and
-    `seen("loss", digest)` for each backward pass. The digests are those of the model's inputs and
-    of the loss.
+    From now on call `seen("batch", digest)` whenever the script calls a model with gradients
+    enabled, and `seen("loss", digest)` for each backward pass. The digests are those of the model's
+    inputs and of the loss.
 
     Only the present thread is watched. If a module calls another module, only the call of the outer
     module counts.

@@ -160,7 +160,7 @@ def _unplain(plain: Any) -> BucketLayout | None:  # Any: unpacked from a message
 # ---------------------------------------------------------------- one DDP
 
 
-def _find(built: object) -> list[Any]:  # Any: objects of class DDP, whose internals have no types
+def _find(built: object) -> list[Any]:  # Any: DDPs, whose private methods have no types
     if isinstance(built, nn.Module):
         return [module for module in built.modules() if isinstance(module, DDP)]
     if isinstance(built, Sequence) and not isinstance(built, str):
@@ -171,11 +171,20 @@ def _find(built: object) -> list[Any]:  # Any: objects of class DDP, whose inter
 def _refuse_unsupported(ddp: DDP) -> None:
     reason = None
     if ddp.static_graph:
-        reason = "static_graph=True: it counts hooks in its first backward, which cannot be redone"
+        reason = (
+            "static_graph=True, because such a DDP counts hooks in its first backward, which tft "
+            "cannot repeat: build the DDP without static_graph"
+        )
     elif ddp.mixed_precision is not None:
-        reason = "mixed_precision: its hooks stay in the module; use torch.autocast"
+        reason = (
+            "mixed_precision, because the hooks of such a DDP stay in the module: use "
+            "torch.autocast instead"
+        )
     elif ddp._use_python_reducer:
-        reason = "compiled autograd: its Python reducer does not say how it reduces"
+        reason = (
+            "compiled autograd, because the Python reducer of such a DDP does not say how it "
+            "reduces gradients: do not set torch._dynamo.config.optimize_ddp to 'python_reducer'"
+        )
     if reason is not None:
         raise UsageError(f"tft cannot rebuild a DDP with {reason}")
 
@@ -222,12 +231,15 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     DDP reports its buckets only in these statistics.
     """
     if ddp.find_unused_parameters:
-        return None  # such a DDP never sorts its buckets, so a new DDP has the same layout anyway
-    # The statistics are empty until the DDP has counted a forward with gradient reduction. In a
-    # pipeline stage no forward counts, because only the last backward of a step starts all-reduces.
-    # This call of `prepare_for_forward` makes the DDP count a forward, and does nothing else.
+        # a DDP with find_unused_parameters never sorts its buckets, so a new DDP has the same
+        # layout
+        return None
+    # The statistics of DDP are empty until the DDP has counted a forward with gradient reduction.
+    # In a pipeline stage no forward counts, because only the last backward of a step starts
+    # all-reduces. This call of `prepare_for_forward` makes the DDP count a forward, and does
+    # nothing else.
     ddp.reducer.prepare_for_forward()
-    # without this call, DDP collects statistics only in its first 10 forwards
+    # without the sample rate 1, DDP collects statistics only in its first 10 forwards
     ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
     ddp.logger.set_runtime_stats_and_log()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
@@ -241,7 +253,7 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     arrived = told.get("prev_iteration_grad_ready_order_indices", "")
     order = tuple(int(index) for index in arrived.split(",") if index)
     if sorted(order) != list(range(len(_trained(ddp)[0]))):
-        return None  # this DDP has not yet run a backward with gradient reduction
+        return None  # the DDP has not yet run a backward with gradient reduction
     return BucketLayout(order=order, buckets=None)
 
 
@@ -263,7 +275,8 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             "each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # DDP replaces a missing gradient by zeros only if it is dense
+        # DDP makes zeros for a missing dense gradient, but not for a missing sparse gradient
+        if expects_sparse:
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -296,7 +309,8 @@ def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
     return parameters, sparse
 
 
-def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its methods have no types
+# Any: the methods of DDP's reducer have no types
+def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:
     """
     Tell DDP's reducer that the gradients of the parameters have been computed, one by one, in the
     order `order`.

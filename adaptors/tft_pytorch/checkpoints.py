@@ -35,8 +35,9 @@ from tft.spi import sync
 from tft_pytorch.shard_content import spans_of
 from tft_pytorch.trees import copied
 
-# torch warns when one process writes a checkpoint alone, which is what tft does. This filter is
-# never removed, because another thread may be writing.
+# torch warns when one process writes a checkpoint alone. tft always writes checkpoints in this way.
+# The filter stays for the whole life of the process, because any thread may write a checkpoint at
+# any time.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 META = "tft.meta"
@@ -125,8 +126,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
             at = index
             if index.fqn in spans and isinstance(known, TensorStorageMetadata):
                 known, at = placed(known, index, *spans[index.fqn])
-            # Several shards may have the same entry. The shards come in the order of their names,
-            # and the entry of the first of them is used.
+            # Several shards may have an entry of the same name. The shards come in the order of
+            # their names, and the entry of the first shard is used.
             if adds(whole, index.fqn, known):
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
@@ -235,7 +236,7 @@ def writing(what: str) -> Iterator[None]:
 def _underlying(error: CheckpointException) -> Exception:
     """
     Return the first exception in the `CheckpointException`. If the first exception is not a
-    subclass of `Exception`, raise it.
+    subclass of `Exception`, raise that exception.
     """
     for _, (found, _) in sorted(error.failures.items()):
         if isinstance(found, Exception):
@@ -261,5 +262,6 @@ def _disk(error: BaseException) -> OSError | None:
 
 def _words(error: Exception) -> str:
     kind, line = type(error).__name__, str(error).partition("\n")[0]
-    # leave out the message of a torch assertion: its first line names only a line of torch's source
+    # leave out the message of a torch assertion, because its first line names only a line of
+    # torch's source
     return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"

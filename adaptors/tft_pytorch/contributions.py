@@ -118,17 +118,19 @@ class Contributions:
         self._note(local.detach().reshape(-1, local.shape[-1]).sum(0))
 
     def _note(self, gradient: Tensor) -> None:
-        # note a copy, because the all-reduce overwrites the memory of the gradient
+        # note a copy of the gradient, because the all-reduce overwrites the memory of the gradient
         self._empty = False
         kept = self._copy
         if (
             kept is None
             or gradient.dtype != kept[0].dtype
             or gradient.is_sparse
-            or gradient.requires_grad  # else autograd would track the kept memory
+            # with such a gradient, autograd would record the copy into the host memory
+            or gradient.requires_grad
         ):
             dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-            self._gradients.append(dense.clone())  # to wait for a device here is too slow
+            # `digest` reads this copy later, because waiting for a device here is too slow
+            self._gradients.append(dense.clone())
             return
         memory, view = kept
         memory.copy_(gradient)

@@ -65,8 +65,8 @@ class Devices:
     """
 
     kind: str = _CPU
-    """The kind of device by torch's name, such as `cuda` or `npu`. It is `cpu` if all parameters
-    and buffers are on the CPU."""
+    """The kind of device by torch's name, such as `cuda` or `npu`. The kind is `cpu` if all
+    parameters and buffers are on the CPU."""
     places: tuple[torch.device, ...] = (torch.device(_CPU),)
     """The devices of this kind, in the order of their indices."""
 
@@ -109,7 +109,8 @@ class Devices:
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # the training loop raises this error, too
+            # ignored here, because the training loop meets the error of a lost device too
+            with suppress(RuntimeError):
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )
@@ -318,7 +319,8 @@ def groups() -> list[dist.ProcessGroup]:
     """
     Return all process groups of this process, the newest first.
     """
-    return list(reversed(distributed_c10d._world.pg_names))  # torch adds each new group at the end
+    # torch appends each new group to the dict `pg_names`
+    return list(reversed(distributed_c10d._world.pg_names))
 
 
 def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
@@ -337,7 +339,7 @@ def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
 
 @contextmanager
 def _group_call(devices: Devices) -> Iterator[None]:
-    backend: Any = None  # Any: `_group_start` of NCCL's backend has no type
+    backend: Any = None  # Any: the method `_group_start` of NCCL's backend has no type
     if dist.group.WORLD is not None:
         with suppress(RuntimeError):
             backend = dist.group.WORLD._get_backend(devices.places[0])
@@ -367,7 +369,7 @@ def discard(devices: Devices) -> None:
 
 def _discard(devices: Devices) -> None:
     abort(groups(), devices)
-    with suppress(AssertionError):  # torch raises it if there is no default group
+    with suppress(AssertionError):  # torch raises AssertionError if there is no default group
         distributed_c10d._abort_process_group()
 
 
@@ -423,7 +425,8 @@ def reported_error(devices: Devices) -> str:
     return ""
 
 
-def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: no common base class
+# Any: the backends have no common base class
+def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:
     """
     Return the backend of a group for the devices. A group whose class is written in Python has no
     separate backends. For such a group, return the group itself.

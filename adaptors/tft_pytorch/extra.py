@@ -49,8 +49,8 @@ class ExtraStates:
             if type(module).set_extra_state is nn.Module.set_extra_state:
                 raise UsageError(
                     f"{_called(name, module)} has get_extra_state() but no set_extra_state(), so "
-                    "its state could not be restored after a fault. Give it both, or keep this "
-                    "state in buffers"
+                    "its state could not be restored after a fault. Give the module both methods, "
+                    "or keep this state in buffers"
                 )
         self.noted()
 
@@ -143,7 +143,7 @@ def _apart(name: str, module: nn.Module) -> dict[str, Any]:
     except UsageError as error:
         raise UsageError(
             f"{_called(name, module)} has a get_extra_state() that cannot be kept: {error}. Return "
-            "such values from it, or keep this state in buffers"
+            "only such values from get_extra_state(), or keep this state in buffers"
         ) from None
     return {
         "tree": tree,

@@ -113,7 +113,8 @@ class FactoryMaker:
             return
         with _pretended(rank, world), undisturbed():
             made = self._make()
-            parts = Parts(made)  # raises UsageError if `make` has not returned a Made
+            # raises UsageError if the user's function `make` has not returned a Made
+            parts = Parts(made)
             learned(made.model)
             shards, self.column = parts.shards(), parts.column
             held = dict(zip(shards, parts.held(), strict=True))
@@ -129,7 +130,8 @@ class FactoryMaker:
                 "the function make of session.adopt has not been called yet, so this rank has no "
                 "state that it could send to another rank"
             )
-        held = self._parts.held(self.wrappers.layouts())  # `Parts.held` reads all shards at once
+        # `Parts.held` returns the content of all shards, in the order of `self._shards`
+        held = self._parts.held(self.wrappers.layouts())
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
 
@@ -204,7 +206,8 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
     Provide a default process group within the `with` block. Its collectives complete at once and
     send nothing.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers backend `fake`
+    # importing this module registers torch's backend `fake`
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:

@@ -12,24 +12,26 @@ import torch.distributed as dist
 from tft.spi import FaultKind
 
 _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
-    # exception          its message (regular expression)
+    # the class of the exception, and a regular expression for the message of the exception
     (dist.DistNetworkError, r""),
     (dist.DistBackendError, r""),
     (dist.DistStoreError, r""),
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
     (RuntimeError, r"Connection closed by peer \["),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
-    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff`, raised again by C++
+    # the text of tft's exception `CalledOff`, which torch's C++ code raises again as RuntimeError
+    (RuntimeError, r"wait for other ranks .* was cancelled"),
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
 """Exceptions that mean a broken connection. Their messages must be compared, because gloo raises
 RuntimeError for every error."""
 
 _WAITING = (
-    re.compile(r"/torch/distributed/(?!checkpoint/)"),  # not checkpoint/, which waits for the disk
+    # except checkpoint/, whose code waits for the disk
+    re.compile(r"/torch/distributed/(?!checkpoint/)"),
     re.compile(r"/tft_pytorch/interruptible\.py$"),
     re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own all-reduces and broadcasts
-    re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP reduces gradients inside it
+    re.compile(r"/torch/autograd/graph\.py$"),  # backward passes, in which DDP reduces gradients
 )
 
 
@@ -52,5 +54,6 @@ def waiting(frame: FrameType) -> bool:
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # skip `threading` itself: every kind of wait uses it
+        # skip the frames of the module threading, which every kind of wait uses
+        caller = caller.f_back
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase  # base of BatchNorm and InstanceNorm
+from torch.nn.modules.batchnorm import _NormBase  # the base class of BatchNorm and InstanceNorm
 
 from tft.errors import MalformedMessage
 from tft_pytorch.memory import flat_bytes, in_place
@@ -123,7 +123,8 @@ class RunningBuffers:
         if not self._slots:
             return None
         self._notice()
-        # Copy all buffers at first: it is not known yet which of them move.
+        # The first call copies all buffers, because it is not known yet which buffers the forward
+        # pass changes.
         indices = sorted(self._moving) if self._begun else range(len(self._slots))
         present = self._present(indices)
         if not present:
@@ -204,7 +205,8 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                # move the copy to the end of the dict, because the first copies are deleted first
+                # move this copy to the end of the dict `_kept`, because `_kept` drops the copies at
+                # its beginning first
                 kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)

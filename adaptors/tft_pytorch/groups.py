@@ -55,7 +55,7 @@ cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
 """If a group that is being formed is given up, its connections are cut again and again, because new
-connections are made all the time. This is the number of seconds between two cuts."""
+connections are made all the time. The value is the number of seconds between two cuts."""
 
 
 class Groups:
@@ -72,7 +72,8 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # the script may have set another default device
+        # on the CPU for gloo, because the script may have set another default device
+        self._token = torch.zeros(1, device="cpu")
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous
@@ -130,7 +131,7 @@ class Groups:
         self._devices.synchronize()
         begun = device.sequence(self._devices), watched.messages()
         if closing and begun[0] is not None and begun == self._begun:
-            return  # no collective has begun since the last call
+            return  # no collective has begun since the last call, so no error can be new
         if self._stopped:
             raise CalledOff
         error = device.reported_error(self._devices)
@@ -157,7 +158,9 @@ class Groups:
         `quiesce` is called before the group is formed.
         """
         self.clear()
-        if self._freeing is not None:  # else `census` would spare the old groups' sockets
+        # wait before `census`, which would otherwise count the sockets of the old groups as sockets
+        # to spare
+        if self._freeing is not None:
             self._freeing.wait()
             self._freeing = None
         left = threading.Event()
@@ -174,7 +177,10 @@ class Groups:
             with self._lock:
                 abandoned = self._abandoned
             if abandoned and not isinstance(error, TftError):
-                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                ) from error
             raise
         finally:
             with self._lock:
@@ -187,8 +193,8 @@ class Groups:
         if devices.kind == "cpu":
             interruptible.install()
         else:
-            # For devices, torch combines two backends in one group. Both backends must be written
-            # in C++.
+            # For devices, torch combines gloo and the backend of the device in one group. Both
+            # backends must be written in C++, so restore torch's own gloo groups.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:
@@ -196,9 +202,9 @@ class Groups:
         if rank == 0 and not self._told:
             self._told = True
             device.tell_unseen(devices)
-        # Each attempt to form a group increments this counter, even if the attempt fails. The
-        # counter is part of the keys by which ranks find each other, so it must be equal on all
-        # ranks. So reset the counter.
+        # Reset torch's counter of groups. torch increments the counter at each attempt to form a
+        # group, even if the attempt fails. The counter is part of the keys by which ranks find each
+        # other, so it must be equal on all ranks.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             devices.backends,
@@ -229,7 +235,10 @@ class Groups:
     def _refuse_if_abandoned(self, name: str) -> None:
         with self._lock:
             if self._abandoned:
-                raise OrderRefused(f"forming the group {name!r} was cancelled")
+                raise OrderRefused(
+                    f"forming the group {name!r} was cancelled, because an incident is "
+                    "being handled"
+                )
 
     def quiesce(self) -> None:
         """
@@ -261,7 +270,8 @@ class Groups:
         be cut too. Other ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
-            if self._spared is not spared:  # groups were formed since: do not abort them
+            # new groups were formed since `quiesce` was called, and must not be aborted
+            if self._spared is not spared:
                 return
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
@@ -282,7 +292,8 @@ class Groups:
         try:
             device.abort(groups, self._devices)
         finally:
-            with self._lock:  # do not cut the connections of groups that were formed meanwhile
+            # do not cut the connections of groups that were formed after the abort began
+            with self._lock:
                 if self._spared is spared:
                     cut(spared, port)
 
@@ -319,7 +330,8 @@ class Groups:
                 self._meeting = None
             self._begun = None
             self._freeing = _Freeing(groups, spared)
-        sys.excepthook = self._excepthook  # torch has wrapped the hook for its default group
+        # torch replaces sys.excepthook when it makes the default group
+        sys.excepthook = self._excepthook
 
 
 def _drop_unfinished_backward() -> None:
@@ -333,7 +345,7 @@ def _drop_unfinished_backward() -> None:
     torch itself still refers to the group, so dropping the queue does not free the group.
     """
     with torch.enable_grad():
-        # on the CPU: the script may have set another default device
+        # the tensor must be on the CPU, but the script may have set another default device
         torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 

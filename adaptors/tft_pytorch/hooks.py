@@ -71,8 +71,9 @@ class TorchHooks(Generic[State]):
         self, hooks: StateHooks[State], groups: Groups, forming: Forming | None = None
     ) -> None:
         """
-        `forming` forms and frees the process groups. If `forming` is None, `groups` does this. An
-        adaptor whose job has more than one group at a time must pass `forming`.
+        The object `forming` forms and frees the process groups. If `forming` is None, the object
+        `groups` does this. An adaptor whose job has more than one group at a time must pass
+        `forming`.
         """
         self._hooks = hooks
         self._groups = groups
@@ -111,7 +112,8 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
-        from tft_pytorch.batches import watch_batches  # needed only when digests are recorded
+        # imported here, because only jobs that record digests need this module
+        from tft_pytorch.batches import watch_batches
 
         watch_batches(seen)
 
@@ -200,8 +202,9 @@ class TorchHooks(Generic[State]):
             state.clear()
         self._forming.clear()
         if state is not None:
-            # from now on other threads read the state, in streams of their own. An error is ignored
-            # here: a lost device fails again when it is read
+            # From now on other threads read the state, in streams of their own. So the devices must
+            # have done their work. An error of a lost device is ignored, because the next read of
+            # that device raises it again.
             with suppress(RuntimeError):
                 state.devices.synchronize()
 

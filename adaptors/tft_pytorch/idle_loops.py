@@ -40,8 +40,8 @@ def calm(spared: frozenset[int]) -> int:
     Let each `epoll` of this process report the cut connections of process groups only once more.
     Leave out the sockets whose inode numbers are in `spared`. Return the number of connections.
 
-    The data of the events stays the same, because gloo finds the connection by it. This is why
-    `select.epoll` cannot be used here: its `modify` replaces the data.
+    The data of the events stays the same, because gloo finds the connection by this data. For this
+    reason `select.epoll` cannot be used here: its `modify` replaces the data.
     """
     libc = ctypes.CDLL(None)
     changed = 0
@@ -50,7 +50,8 @@ def calm(spared: frozenset[int]) -> int:
             if not is_cut(watched, spared):
                 continue
             event = _Event(events | select.EPOLLET, data)
-            # an error means that gloo has closed the connection meanwhile
+            # epoll_ctl fails if gloo has closed the connection meanwhile; such a connection needs
+            # no change
             changed += libc.epoll_ctl(loop, _MODIFY, watched, ctypes.byref(event)) == 0
     return changed
 
@@ -62,7 +63,7 @@ def _loops() -> Iterator[int]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:  # `entry` was closed after the directory was listed
+        except OSError:  # the file descriptor `entry` was closed after the directory was listed
             continue
         if target == "anon_inode:[eventpoll]":
             yield int(entry)

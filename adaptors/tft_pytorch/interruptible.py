@@ -97,13 +97,14 @@ class _Waits:
         """
         over: Future[None] = Future()
 
-        def outcome(_: Future[None]) -> Any:  # Any: any result of `native`
+        def outcome(_: Future[None]) -> Any:  # Any: the operation `native` may have any result
             if not native.done():
                 raise CalledOff
-            return native.value()  # raises the error of `native` if it has one
+            return native.value()  # if `native` has failed, this call raises its error
 
-        # An error must be raised in a callback, as `outcome` does. If Python sets an exception as
-        # the result of the future, C++ code sees an ordinary result.
+        # The function `outcome` runs as a callback of the future, because an error must be raised
+        # in a callback. If Python sets an exception as the result of the future, C++ code sees an
+        # ordinary result.
         promised = over.then(outcome)
         with self._lock:
             self._promised.add(over)
@@ -184,7 +185,7 @@ class InterruptibleGloo(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
         self.options = gloo.options
-        # `_plain` passes each operation on to gloo, as an ordinary group of torch does.
+        # The group `_plain` passes each operation on to gloo, as an ordinary group of torch does.
         self._plain = dist.ProcessGroup(store, rank, size)
         for group in (self._plain, self):
             group._register_backend(torch.device("cpu"), self.BackendType.GLOO, gloo)
@@ -221,7 +222,8 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # time slice over, or operation failed: `_outcome` raises the error
+        # the time slice is over, or the operation has failed: then `_outcome` raises the error
+        except RuntimeError:
             return self._native.is_completed()
 
     def _outcome(self) -> bool:
@@ -285,24 +287,26 @@ class _Blocking(_Collective):
 
     def _wait(self, grad: bool, inference: bool) -> None:
         try:
-            # Gradient mode and inference mode are separate in each thread. The wait changes
+            # Gradient mode and inference mode are separate in each thread. gloo's wait changes
             # tensors, so it needs the modes of the thread that started the operation.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                self._native.wait()  # does a part of the operation, so it may be called only once
+                # gloo's wait does a part of the operation, so this wait may be called only once
+                self._native.wait()
         except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
             self._error = error
         finally:
             self._over.set()
 
     def is_completed(self) -> bool:
-        return self._ended(timedelta())  # starts the thread that completes the operation
+        # this call starts the thread that waits for the operation and so completes the operation
+        return self._ended(timedelta())
 
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
-        except RuntimeError as error:  # other errors mean wrong arguments, not a fault
+        except RuntimeError as error:  # errors of other classes mean wrong arguments, not a fault
             _tell(error)
             raise
         return work(native, self._waits)

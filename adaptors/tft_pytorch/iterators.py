@@ -67,7 +67,8 @@ class Batches:
         self._batches = _Numbered(loader.batch_sampler)
         self._ours: DataLoader[Any] = DataLoader(
             _Seeded(loader.dataset),
-            batch_sampler=cast(Any, self._batches),  # yields tuples, not lists of indices
+            # the sampler `_Numbered` yields tuples, which DataLoader does not declare
+            batch_sampler=cast(Any, self._batches),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -213,7 +214,7 @@ class _Numbered:
     comes with the seed and the number of its batch.
     """
 
-    def __init__(self, sampler: Any) -> None:  # Any: any iterable of lists of indices
+    def __init__(self, sampler: Any) -> None:  # Any: any iterable that yields lists of item indices
         self._sampler = sampler
         self._first = 0
         self.seed = 0
@@ -242,7 +243,9 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
         seed, number, indices = batch
-        if get_worker_info() is not None:  # seed only in worker processes of the loader, not here
+        # seed only in worker processes, because the training process must keep its own random
+        # numbers
+        if get_worker_info() is not None:
             mixed = (seed * _PRIME + number) % _LARGEST_SEED
             torch.manual_seed(mixed)
             random.seed(mixed)
@@ -265,7 +268,10 @@ def _check(loader: "DataLoader[Any]") -> None:
             "Batches needs a DataLoader that makes batches, but batch_size is None: set batch_size"
         )
     if not len(loader):
-        raise UsageError("the loader has no batch: its dataset is smaller than one batch")
+        raise UsageError(
+            "the loader has no batch, because the dataset of the DataLoader given to Batches is "
+            "smaller than one batch: set a smaller batch_size, or use a larger dataset"
+        )
     if loader.persistent_workers:
         raise UsageError(
             "the DataLoader given to Batches has persistent_workers=True, but Batches starts new "
@@ -277,8 +283,8 @@ def _check(loader: "DataLoader[Any]") -> None:
         if sampler.generator is None or sampler.generator is not loader.generator:
             raise UsageError(
                 f"the order of the batches depends on a generator that Batches does not know: give "
-                f"the DataLoader a generator=torch.Generator().manual_seed(...), and the same one "
-                f"to its {type(sampler).__name__} if you make that yourself"
+                f"the DataLoader a generator=torch.Generator().manual_seed(...), and give the same "
+                f"generator to the {type(sampler).__name__} if the script makes this sampler itself"
             )
 
 

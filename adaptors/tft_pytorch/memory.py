@@ -95,7 +95,7 @@ def flat_bytes(tensor: torch.Tensor) -> memoryview:
     keeps the memory alive.
     """
     flat = tensor.detach()
-    if flat.dtype in _NUMPY_HAS:  # numpy makes a view of an array in half the time that torch needs
+    if flat.dtype in _NUMPY_HAS:  # a view made by numpy takes half the time of a view made by torch
         array = flat.numpy()
         return array.reshape(-1).view(numpy.uint8).data
     return flat.reshape(-1).view(torch.uint8).numpy().data
@@ -130,7 +130,8 @@ def writable(name: str, tensor: torch.Tensor) -> Room:
     contiguous in host memory, else new memory.
     """
     staging = None
-    if not in_place(tensor):  # do not copy the old content, because it will be overwritten
+    # the new memory need not have the old content, which will be overwritten
+    if not in_place(tensor):
         staging = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     view = flat_bytes(tensor if staging is None else staging)
     return Room(buffer=Buffer(name=name, view=view), tensor=tensor, staging=staging)

@@ -15,7 +15,7 @@ from typing import Any
 from torch._C import _clear_DTensor_sharding_propagator_cache
 from torch.distributed.tensor import _redistribute
 
-_caches: list[Any] = []  # Any: the type of functools' caches has no public name
+_caches: list[Any] = []  # Any: the class of functools' caches has no public name
 
 
 def forget() -> None:

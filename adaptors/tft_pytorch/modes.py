@@ -48,9 +48,10 @@ class Modes:
         Modules that are added later are not noted.
         """
         every = [module for model in models for module in model.modules()]
-        # leave out modules compiled to TorchScript, which do not keep the mode in this attribute
+        # leave out modules compiled to TorchScript, which do not keep the mode in the attribute
+        # `training`
         self._modules = [module for module in every if _KEY in vars(module)]
-        # the attribute dicts are read directly, because `module.training` takes four times as
+        # read the modes from the attribute dicts, because `module.training` takes four times as
         # long
         self._fields = [vars(module) for module in self._modules]
         self._noted = None
@@ -64,9 +65,8 @@ class Modes:
         """
         if closing or self._noted is None:
             found = list(map(_TRAINING, self._fields))
-            if (
-                found != self._found or self._noted is None
-            ):  # compare the lists, because making `bytes` of a list in every step takes longer
+            # compare the lists, because making `bytes` of a list in every step takes longer
+            if found != self._found or self._noted is None:
                 self._found, self._noted = found, bytes(found) or None
             self._counts = False
         return self._noted
@@ -136,6 +136,8 @@ class Modes:
                 "the modes of modules in the rank-local state must be bytes, one for each module"
             )
         if len(noted) != len(self._modules):
-            return  # the script was changed before the job was resumed: keep its modes
+            # the script was changed before the job was resumed, so the modules keep their present
+            # modes
+            return
         self.set(noted)
         self._noted, self._found = noted, []

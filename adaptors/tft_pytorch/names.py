@@ -29,7 +29,8 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
     ]
 
     def own(name: str) -> str:
-        # The innermost wrapper comes first, because `before` has the words of the outer wrappers.
+        # Remove the word of the innermost wrapper first, because the prefix `before` still has the
+        # words of the outer wrappers.
         for before, word in reversed(added):
             if name.startswith(before + word):
                 name = before + name.removeprefix(before + word)
@@ -41,14 +42,15 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
 def _added_by(module: nn.Module) -> Iterator[str]:
     if isinstance(module, DDP):
         yield "module"
-    elif _COMPILED in module._modules:  # no isinstance: to import the class takes 1 s
+    # no isinstance, because importing the class of torch.compile takes 1 s
+    elif _COMPILED in module._modules:
         yield _COMPILED
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
-    Return the parameters by name, without the words that wrappers add. A tied parameter appears
-    once.
+    Return the parameters of `model` by name, without the words that wrappers add. A tied parameter
+    appears once.
     """
     own = own_names(model)
     return {own(name): parameter for name, parameter in model.named_parameters()}
@@ -56,16 +58,16 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def parameter_names(model: nn.Module) -> dict[object, str]:
     """
-    Return a dict that has the name of each parameter under the parameter. The names are without the
-    words that wrappers add.
+    Return a dict from each parameter of `model` to the name of the parameter. The names are without
+    the words that wrappers add.
     """
     return {parameter: name for name, parameter in named_parameters(model).items()}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
-    Return the buffers by name, without the words that wrappers add. Buffers that `state_dict`
-    leaves out are included.
+    Return the buffers of `model` by name, without the words that wrappers add. Buffers that
+    `state_dict` leaves out are included.
     """
     own = own_names(model)
     return {own(name): buffer for name, buffer in model.named_buffers()}
@@ -73,7 +75,7 @@ def named_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
-    Return the parameters and all buffers of a model, by name (`model.…`).
+    Return the parameters and all buffers of `model`, by name (`model.…`).
 
     A tied parameter appears once. Buffers that `state_dict` leaves out are included.
     """

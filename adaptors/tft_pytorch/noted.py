@@ -43,7 +43,8 @@ class Settings:
         `scheduler`, which may be None.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
-        self._scheduled = {}  # the state of the old scheduler may refer to the old optimizer
+        # drop the state of the old scheduler, which may refer to the old optimizer
+        self._scheduled = {}
         self._tells = _is_plain(scheduler)
         self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
         self.forget()
@@ -56,7 +57,7 @@ class Settings:
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
             lr = group.get("lr")
-            # the script may change a tensor in place, so clone tensors
+            # clone tensors, because the script may change a learning rate that is a tensor in place
             if type(lr) is not float and isinstance(lr, Tensor):
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
@@ -80,7 +81,8 @@ class Settings:
         if noted is None:
             return
         present = [group for each in self._optimizers for group in each.param_groups]
-        for group, before in zip(present, noted, strict=False):  # the script may have added groups
+        # not strict, because the script may have added parameter groups in the step
+        for group, before in zip(present, noted, strict=False):
             _put_back(group, before)
         if self._scheduler is None or self._told() == self._scheduled:
             return
@@ -129,6 +131,7 @@ def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:
         if key == _MEMBERS:
             continue
         if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-            group[key].copy_(value)  # in place: compiled code or a captured graph uses this tensor
+            # change the tensor in place, because compiled code or a captured graph uses it
+            group[key].copy_(value)
         else:
             group[key] = value

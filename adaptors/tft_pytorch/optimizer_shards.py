@@ -164,8 +164,8 @@ class Share:
 
 def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]:
     """
-    Return the parameter groups of an optimizer with parameter names instead of parameters. In each
-    group `params` is the first key.
+    Return the parameter groups of an optimizer with parameter names instead of parameters. The key
+    `params` comes first in each group.
 
     After a state was loaded, torch has `params` as the last key. With a fixed order of keys, equal
     groups have equal digests.

@@ -54,8 +54,9 @@ def plain_parts(meta: bytes) -> dict[str, bytes]:
     told = expect(unpack(meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
     settings = optimizer.pop("param_groups")
-    # Do not compare the bucket layouts. A rebuild gives all ranks the layouts of one rank, but a
-    # rebuild that failed may have changed the layouts of some ranks only.
+    # Leave out DDP's bucket layouts, which may differ between ranks. A rebuild gives all ranks the
+    # layouts of one rank, but a rebuild that failed may have changed the layouts of some ranks
+    # only.
     told.pop("layouts", None)
     return {
         "description": pack(told),
@@ -89,7 +90,8 @@ def _place(tensor: Tensor) -> int:
     Return a number that stands for the memory from which the content of the tensor is read. If the
     content is read from other memory later, the number is another.
     """
-    # a tensor that is not contiguous is read from a copy, and each copy is in other memory
+    # the content of a tensor that is not contiguous is read from a copy, and each copy is in other
+    # memory
     return tensor.data_ptr() if tensor.is_contiguous() else next(_COPIES)
 
 

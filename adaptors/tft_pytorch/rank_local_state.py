@@ -172,7 +172,8 @@ class RankLocalState:
         elif type(position) is dict and _FLAT.issuperset(map(type, position.values())):
             if state == self._before:
                 return self._before_packed
-            kept = {**state, "data": position.copy()}  # the script may change its own dict
+            # copy the data position, because the script may change its own dict
+            kept = {**state, "data": position.copy()}
         else:
             return self._packed(state)
         self._before, self._before_packed = kept, self._packed(state)
@@ -185,7 +186,7 @@ class RankLocalState:
         if self._simple:
             try:
                 return pack(state)
-            except UsageError:  # the position has tensors, or values that `_apart` refuses
+            except UsageError:  # the data position has tensors or other values that `pack` refuses
                 self._simple = False
         state["data"] = _apart(position)
         return pack(state)
@@ -228,8 +229,9 @@ class RankLocalState:
             )
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
-            # In this call of `state_dict` a StatefulDataLoader makes its iterator, and draws
-            # random numbers for the iterator. So the generators are restored after this call.
+            # In this call of `state_dict`, torchdata's StatefulDataLoader makes its iterator and
+            # draws random numbers for the iterator. So the random generators are restored after
+            # this call.
             self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
@@ -323,7 +325,8 @@ class RankLocalState:
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()
-        # read the tensor's memory directly: the way through numpy takes three times as long
+        # read the memory of the tensor directly, because a read through numpy takes three times as
+        # long
         state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
         on_devices = self._devices.generators()
         if on_devices:

@@ -55,7 +55,7 @@ class Rehearsal:
         Check `optimizer` from now on. `others` are the objects that are kept in addition to the
         optimizer.
         """
-        # the state of a ReplicaOptimizer is in its inner optimizer
+        # a ReplicaOptimizer keeps its state in its inner optimizer `optim`
         self._optimizer = optimizer.optim if isinstance(optimizer, ReplicaOptimizer) else optimizer
         self._others = others
         self._before = self._look()
@@ -200,8 +200,8 @@ class _Gathered:
             return zip(keys, value.values(), strict=True)
         if isinstance(value, list | tuple | set | frozenset):
             return enumerate(value)
-        # Inspect only the optimizer's own helper objects. If the optimizer refers to a trainer, for
-        # example, the counters of the trainer do not belong to the optimizer.
+        # Inspect only objects that belong to the optimizer. If the optimizer refers to a trainer,
+        # for example, the counters of the trainer do not belong to the optimizer.
         own = is_dataclass(value) or isinstance(value, Optimizer)
         if own or _package(value) == self._package != "__main__":
             return tuple(vars(value).items()) if hasattr(value, "__dict__") else ()

@@ -104,7 +104,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        if group is not None and self.shares > 1:  # else `regroup` forms the replica group
+        if group is not None and self.shares > 1:  # otherwise the method `regroup` forms the group
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
@@ -135,7 +135,8 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps here
+        # some optimizers keep a step counter in a parameter group
+        set_groups(self.param_groups, self.optim.param_groups)
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
@@ -147,7 +148,7 @@ class ReplicaOptimizer(Optimizer):
             "state_dict(): tft saves all shares as one checkpoint, which plain torch can read"
         )
 
-    # Any: the type that torch's class declares
+    # Any: torch's class Optimizer declares this type
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Load this rank's share of the optimizer state `state_dict`, which must be the `state_dict`
@@ -178,11 +179,11 @@ class ReplicaOptimizer(Optimizer):
         self.optim.load_state_dict({"state": state, "param_groups": groups})
         self.reread()
 
-    # Any: the type that torch's class declares
+    # Any: torch's class Optimizer declares this type
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
-        Add a parameter group. This is possible only during construction, because the parameters are
-        divided among the ranks only once.
+        Add a parameter group. A group can be added only during construction, because the parameters
+        are divided among the ranks only once.
 
         Raises `UsageError` after construction.
         """
@@ -379,8 +380,7 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    Assign each parameter to a share. Return a dict that has the number of the share under each
-    parameter.
+    Assign each parameter to a share. Return a dict from each parameter to the number of its share.
 
     The parameters are assigned from the largest to the smallest. Each parameter goes to the share
     that has the fewest elements so far.
@@ -470,8 +470,8 @@ def _bucketed(
     parameters: Iterable[Tensor], owners: Mapping[Tensor, int], shares: int
 ) -> list[list[_Bucket]]:
     """
-    Put the parameters into buckets, one bucket for each owner, type and device. Return a list that
-    has the buckets of each owner at the owner's index. `owners` has the index of each parameter's
+    Put the parameters into buckets, one bucket for each owner, type and device. Return a list with
+    the buckets of each owner, at the index of the owner. `owners` has the index of each parameter's
     owner.
     """
     sorts: list[dict[tuple[torch.dtype, torch.device], list[Tensor]]] = [{} for _ in range(shares)]

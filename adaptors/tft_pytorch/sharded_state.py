@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.modules.batchnorm import _NormBase  # base of BatchNorm and InstanceNorm
+from torch.nn.modules.batchnorm import _NormBase  # the base class of BatchNorm and InstanceNorm
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
@@ -43,7 +43,8 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
     optimizer = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
     settings: dict[str, Any] = {}
     if optimizer["param_groups"]:
-        # leave out an empty `params`: the parameters of that group are in another shard
+        # leave out an empty list `params`, because the parameters of such a group are in another
+        # shard
         settings["optim"] = {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params" or value}
@@ -52,7 +53,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
         }
     settings |= {name: put_together(tree, held.tensors) for name, tree in held.others.items()}
     settings |= held.extra
-    # tensors that are in `settings` already must not be in the result a second time
+    # leave out tensors that are in `settings` already, because plain torch would find them twice
     known, _ = flatten_state_dict(settings)
     return {name: t for name, t in held.tensors.items() if name not in known} | settings
 
@@ -130,8 +131,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"sending rank, but in {_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # A shard without settings of parameter groups may get state of more objects than it has now.
-    # For example, an object that keeps moving averages may have none yet on this rank.
+    # A shard without settings of parameter groups may get state of more objects than the shard has
+    # now. For example, an object that keeps moving averages may have no averages yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:

@@ -2,8 +2,8 @@
 Divides the training state into shards, if the script made the model and the other objects itself.
 Then every rank has the whole model.
 
-This module decides which shards exist and which tensor is in which shard. It reads the content of a
-shard from the user's objects, and puts content into these objects.
+This module decides which shards exist and which tensor is in which shard. This module also reads
+the content of a shard from the user's objects, and puts content into these objects.
 """
 
 from collections.abc import Callable, Mapping
@@ -158,8 +158,8 @@ class Shard:
         theirs = {name.partition(".")[2]: device for name, _, _, device in tensors if _weight(name)}
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in tensors:
-            # Copy into this rank's existing tensor, because the model keeps using that tensor. The
-            # sending rank may have its tensor on another kind of device.
+            # Use this rank's existing tensor as the destination, because the model keeps using that
+            # tensor. The sending rank may have its tensor on another kind of device.
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape):
                 owner = named.get(_owner(name))
@@ -167,8 +167,8 @@ class Shard:
                     theirs.get(_owner(name)),
                     list(owner.shape),
                 ):
-                    # The sending rank has this state on the same kind of device as its parameter.
-                    # So use the device of the parameter on this rank, too.
+                    # The sending rank has this optimizer state on the same kind of device as the
+                    # parameter of the state. So use the device of the parameter on this rank, too.
                     device = owner.device.type
                 known = _new(dtype, shape, device, owner)
             room[name] = known
@@ -235,8 +235,8 @@ class Shard:
         differing = sorted(told["others"].keys() ^ self.others.keys())
         if differing:
             raise OrderRefused(
-                f"the received shard {self.name!r} does not fit this rank: only one of the two has "
-                f"a {differing[0]}"
+                f"the received shard {self.name!r} does not fit this rank: either only the sending "
+                f"rank or only this rank has the object {differing[0]}"
             )
 
 

@@ -49,7 +49,7 @@ def is_cut(fd: int, spared: frozenset[int]) -> bool:
     try:
         if fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC or os.fstat(fd).st_ino in spared:
             return False
-    except OSError:  # `fd` was closed meanwhile
+    except OSError:  # the descriptor `fd` was closed meanwhile
         return False
     connection = _tcp_connection(fd)
     if connection is None:
@@ -69,7 +69,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             found = os.stat(f"/proc/self/fd/{entry}")
-        except OSError:  # `entry` was closed after the directory was listed
+        except OSError:  # the file descriptor `entry` was closed after the directory was listed
             continue
         if stat.S_ISSOCK(found.st_mode):
             yield int(entry), found.st_ino
@@ -78,7 +78,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-    except OSError:  # `fd` was closed meanwhile
+    except OSError:  # the descriptor `fd` was closed meanwhile
         return False
     connection = _tcp_connection(fd)
     if connection is None:

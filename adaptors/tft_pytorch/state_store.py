@@ -219,8 +219,8 @@ class StateStore:
         has changed which parameters are trained.
         """
         if closing:
-            # `note` below counts the trained parameters: check first that the set of them has not
-            # changed
+            # Check first that the set of trained parameters has not changed, because `note` counts
+            # the trained parameters of each DDP.
             self._trained.closing()
             self._wrappers.note()
             self._rehearsal.closing()
@@ -313,7 +313,7 @@ class StateStore:
         self.backups.wait()
         self._wrappers.drop()
         step_numbers.watch.forget()
-        self._trained.put_back()  # the next wrapper reads `requires_grad`
+        self._trained.put_back()  # restore `requires_grad` now, because the next wrapper reads it
         self._contributions.forget()
         self._local_state.rewind()
         self._settings.put_back()
@@ -334,7 +334,8 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._local_state.running.rest()  # DDP's constructor has written to all buffers: ignore it
+        # do not count the change of all buffers by DDP's constructor as a change by a forward pass
+        self._local_state.running.rest()
         return built
 
     def _detach(self) -> None:
@@ -427,7 +428,7 @@ class StateStore:
         """
         Write the content of the shard into files under `directory`. Return the names of the files.
         """
-        from tft_pytorch.checkpoints import write  # imported late: this takes 1 s
+        from tft_pytorch.checkpoints import write  # imported here, because this import takes 1 s
 
         content = self.content(shard)
         return write(directory, shard, content.meta(), self._maker.written(shard, content))
@@ -531,7 +532,7 @@ class StateStore:
         Return a digest of each part of a shard, by the name of the part. The holders of the shard
         compare these digests.
         """
-        # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
+        # leave out the modes of the modules, because one rank may run an evaluation for all ranks
         content = self.content(shard)
         return shard_parts(content.payload(), self._local_state.running.own(content.tensors))
 
@@ -588,7 +589,9 @@ class StateStore:
     def _refuse_other(self, shard: str) -> None:
         known = self._maker.shards()
         if shard not in known:
-            raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
+            raise OrderRefused(
+                f"this rank has no shard {shard!r}; the shards of this rank are {list(known)}"
+            )
 
 
 def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects may have any type

@@ -105,7 +105,8 @@ class Watch:
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
         if threading.get_ident() == self._thread and grad_tensors is None:
-            self._norm = None  # a norm that was noted earlier does not include this pass
+            # a norm that was noted earlier does not include the gradients of this backward pass
+            self._norm = None
             found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]
             refused = [self._begins(loss.detach()) for loss in losses]
@@ -119,8 +120,8 @@ class Watch:
             made = self._made()
             if scaler.is_enabled() and made is not None and scaler_of(made) is None:
                 raise UsageError(
-                    "a GradScaler scales the loss, and session.adopt was not given it: its "
-                    "overflows would be taken for faults. Hand it over, "
+                    "a GradScaler scales the loss, but session.adopt was not given this "
+                    "GradScaler, so its overflows would be taken for faults. Give session.adopt "
                     "others={'scaler': scaler}, or run without --numerics"
                 )
             return self._native["scale"](scaler, outputs)
@@ -145,7 +146,7 @@ class Watch:
         value = loss.item()
         if scaler is not None:
             if value in (float("inf"), float("-inf")):
-                return False  # an overflow of the scale, which the GradScaler handles itself
+                return False  # the scaled loss has overflowed; the GradScaler skips the step itself
             value /= scaler.get_scale()
         self._losses.append(value)
         return self._refuse is not None and self._refuse(value)
@@ -158,7 +159,9 @@ class Watch:
                 self._norm = _local(found).detach()
                 return found
             if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-                self._norm = self._norm_of_all()  # before the script clips some gradients
+                # note the norm of all gradients now, because the script is about to clip some
+                # gradients
+                self._norm = self._norm_of_all()
         return self._native["norm"](tensors, norm_type, *args, **named)
 
     # ---------------------------------------------------------------- gradients
@@ -169,7 +172,8 @@ class Watch:
         order of the parameters.
         """
         known = self._parameters
-        if known and len(tensors) == len(known):  # then compare only the first and the last
+        # the number of gradients fits, so comparing the first and the last is enough
+        if known and len(tensors) == len(known):
             return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
         gradients = self._gradients()
         return len(tensors) == len(gradients) and all(
@@ -180,7 +184,8 @@ class Watch:
         made = self._made()
         if made is None:
             return []
-        if made.model is not self._model:  # list the parameters only once: it takes 100 us
+        # list the parameters only once for each model, because listing takes 100 us
+        if made.model is not self._model:
             self._model, self._parameters = made.model, list(made.model.parameters())
         return [grad for each in self._parameters if (grad := each.grad) is not None]
 

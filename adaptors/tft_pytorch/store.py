@@ -79,7 +79,7 @@ class TorchrunStore:
     def _answering(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch raises no other class for a store
+        except RuntimeError as error:  # torch's store raises no other class of exception
             raise UsageError(
                 f"the store that torchrun serves at {self._address} does not answer: {error}"
             ) from None

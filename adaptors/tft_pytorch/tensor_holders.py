@@ -45,7 +45,8 @@ class TensorHolders:
         buffers: Mapping[str, Tensor],
     ) -> None:
         """
-        Raises `UsageError` if it cannot be known which ranks hold a parameter.
+        Find the holders of all tensors of `model`. Raises `UsageError` if it cannot be known which
+        ranks hold a parameter.
         """
         rank, self._world = dist.get_rank(), dist.get_world_size()
         self._parameters = list(parameters)
@@ -84,9 +85,9 @@ class TensorHolders:
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # `_of` has the same order on all ranks, and `sorted` keeps this order for shards with
-        # equally many holders. So all holders of a shard put the same content into the shard, in
-        # the same order.
+        # The dict `_of` has the same order on all ranks, and `sorted` keeps this order for shards
+        # with equally many holders. So all holders of a shard put the same content into the shard,
+        # in the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
         """The holders of each shard of this rank. The shard with the most holders comes first."""
 

@@ -55,9 +55,9 @@ class Trained:
             "requires_grad of "
             f"{', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} was changed "
             "while training: after a fault the wrapper would be built for other parameters than "
-            "before, and a replacement process would miss the change. Set it before "
-            "session.adopt, or in make, and leave it; to hold parameters still for some steps "
-            "drop their gradients (parameter.grad = None) before the optimizer's step"
+            "before, and a replacement process would miss the change. Set requires_grad before "
+            "session.adopt, or in make, and do not change it later. To hold parameters still for "
+            "some steps, drop their gradients (parameter.grad = None) before the optimizer's step"
         )
 
     def put_back(self) -> None:

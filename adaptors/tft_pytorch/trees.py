@@ -28,9 +28,10 @@ _SCALARS = (bool, int, float, str, bytes)
 _MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
-    defaultdict: "dict",  # the default factory is not sent
+    defaultdict: "dict",  # the function that makes default values (default_factory) is not sent
     OrderedDict: "ordered",
-    Counter: "counter",  # MultiStepLR needs a Counter, which returns 0 for a missing key
+    # the scheduler MultiStepLR needs a Counter, which returns 0 for a missing key
+    Counter: "counter",
 }
 
 
@@ -71,8 +72,8 @@ class Disassembly:
         if kind is None or not isinstance(tree, dict):
             raise UsageError(
                 f"{name} holds a {type(tree).__module__}.{type(tree).__qualname__}, which tft "
-                "cannot move to another process: it moves numbers, text, bytes, tensors, and "
-                "lists, tuples and dicts of them"
+                "cannot move to another process: tft moves numbers, text, bytes, tensors, and "
+                "lists, tuples and dicts of such values"
             )
         pairs: list[Plain] = [
             [self.take_apart(key, f"{name} (a key)"), self.take_apart(value, f"{name}.{key}")]
@@ -97,7 +98,10 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     if isinstance(plain, list):
         return [put_together(item, tensors) for item in plain]
     if not isinstance(plain, dict) or len(plain) != 1:
-        raise MalformedMessage(f"the packed state has a {type(plain).__name__}, which is not valid")
+        raise MalformedMessage(
+            f"a packed state (of an optimizer, for example) has a {type(plain).__name__} in a "
+            "place where only None, a number, a text, bytes, a list or a dict with one key is valid"
+        )
     [(kind, content)] = plain.items()
     if kind == "tensor" and content in tensors:
         return tensors[content]
@@ -108,7 +112,10 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
         for key, value in content:
             made[put_together(key, tensors)] = put_together(value, tensors)
         return made
-    raise MalformedMessage(f"the packed state has an entry of kind {kind!r}, which is not valid")
+    raise MalformedMessage(
+        f"a packed state (of an optimizer, for example) has an entry of kind {kind!r}, which is "
+        "unknown, has content of a wrong type, or names a tensor that is missing"
+    )
 
 
 def expect(value: object, shape: type[_Shape], what: str) -> _Shape:

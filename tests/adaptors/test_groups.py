@@ -157,7 +157,8 @@ def test_quiesce_ends_the_forming_of_an_incomplete_group(start: Start, store: in
     for number, rank in enumerate(ranks[:2]):
         rank.tell("form", "absent", store, number, 3)
     assert [answer.words for answer in quiesced(ranks[:2])] == [
-        "OrderRefused: forming the group 'absent' was cancelled"
+        "OrderRefused: forming the group 'absent' was cancelled, because an incident is being "
+        "handled"
     ] * 2
 
     for number, rank in enumerate(ranks):

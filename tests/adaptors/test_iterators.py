@@ -148,7 +148,7 @@ class Endless(IterableDataset[int]):
                 sampler=RandomSampler(Noisy(noise=False), generator=torch.Generator()),
                 generator=torch.Generator(),
             ),
-            "the same one to its RandomSampler",
+            "give the same generator to the RandomSampler",
         ),
         (
             lambda: DataLoader(Noisy(noise=False), num_workers=1, persistent_workers=True),

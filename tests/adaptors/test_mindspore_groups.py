@@ -243,7 +243,7 @@ def test_quiesce_ends_the_wait_for_a_group_to_form(port: int) -> None:
         ranks.ranks[0].quiesce()
         with pytest.raises(OrderRefused, match="was cancelled"):
             form.result(10)
-        with pytest.raises(GroupBroken, match="there is no group"):
+        with pytest.raises(GroupBroken, match="there is no group of the ranks now"):
             _ = ranks.ranks[0].present
     finally:
         ranks.close()

@@ -181,8 +181,8 @@ def test_a_whole_checkpoint_is_only_replaced_on_request(job: Path) -> None:
     place.parent.mkdir()
     place.write_bytes(content(0))
     assert refused(job) == (
-        "rank 0 is not lost: rank_0/llama2_13b_rank_0-5_1.ckpt is whole; --replace replaces it "
-        "anyway"
+        "the checkpoint of rank 0 is not lost: the file rank_0/llama2_13b_rank_0-5_1.ckpt is "
+        "complete. Give the option --replace to replace this file anyway"
     )
     recover(job, job / "group_info.pb", 0, replace=True)
     assert place.read_bytes() == content(4)
@@ -194,7 +194,10 @@ def test_a_newer_whole_checkpoint_of_the_rank_is_kept(job: Path) -> None:
     newer = job / "rank_0" / "llama2_13b_rank_0-6_1.ckpt"
     newer.parent.mkdir()
     newer.write_bytes(content(0))
-    assert refused(job).startswith("rank 0 is not lost: rank_0/llama2_13b_rank_0-6_1.ckpt is whole")
+    assert refused(job).startswith(
+        "the checkpoint of rank 0 is not lost: the file rank_0/llama2_13b_rank_0-6_1.ckpt is "
+        "complete"
+    )
     newer.write_bytes(b"")
     recover(job, job / "group_info.pb", 0, replace=False)
     assert (newer.parent / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
@@ -258,7 +261,8 @@ def test_recovery_without_any_replica_file_is_refused(job: Path) -> None:
     reason."""
     (job / "rank_4" / "llama2_13b_rank_4-5_1.ckpt").unlink()
     assert refused(job) == (
-        "DIR has no checkpoint of rank 4, which held the same state as rank 0: its state is lost"
+        "DIR has no checkpoint of rank 4, which held the same state as rank 0: the state of rank 0 "
+        "is lost"
     )
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0,)))
     assert refused(job) == "group_info.pb says that no other rank held the same state as rank 0"
@@ -328,6 +332,6 @@ def test_the_command_exits_0_on_recovery_and_2_on_refusal(job: Path) -> None:
     assert "copied from rank 4" in done.stdout
     again = tft(*arguments)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.startswith("tft: rank 0 is not lost: ")
+    assert again.stderr.startswith("tft: the checkpoint of rank 0 is not lost: ")
     assert again.stderr.count("\n") == 1
     assert tft(*arguments, "--replace").returncode == 0

@@ -61,7 +61,7 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 
 
 @hookimpl
-def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: objects of any class
+def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: `parts` has objects of any class
     if parts.get("program") is not _program():
         raise UsageError(
             "session.adopt was called, but the adaptor `mindio` takes no objects: save and restore "
@@ -107,7 +107,7 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 @hookimpl
 def tft_compare() -> Mapping[str, str]:
-    # empty: tft cannot read the training state, which only the training program knows
+    # an empty dict, because tft cannot read the training state: only the training program can
     return {}
 
 
@@ -123,7 +123,8 @@ def tft_quiesce() -> None:
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return True  # tft does not know the training program's code, which may wait anywhere
+    # assume a wait, because tft does not know where the code of the training program waits
+    return True
 
 
 @hookimpl

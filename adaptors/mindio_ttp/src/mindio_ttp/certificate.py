@@ -106,7 +106,11 @@ class Identity:
                 if revoked.issuer != issuer.subject:
                     continue
                 if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # a key that can sign
-                    raise Refused(f"{path} is not signed by {issuer.subject.rfc4514_string()}")
+                    raise Refused(
+                        f"the list of revoked certificates {path} is not signed by "
+                        f"{issuer.subject.rfc4514_string()}, which the list names as its issuer: "
+                        "get the list from this issuer again"
+                    )
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
                     raise Refused(
@@ -138,10 +142,12 @@ def private_key(text: str, password: str | None) -> PrivateKey:
         except TypeError:
             if password is None:
                 raise
-            # the library raises TypeError if a password was given, but the key is not encrypted
+            # catch TypeError too, because the library cryptography raises it if a password was
+            # given but the key is not encrypted
             key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as wrong:
-        # the message of cryptography's error may be shown, because it never contains the key
+        # the message may have the text of cryptography's error, because that text never contains
+        # the key
         raise Refused(
             f"tlsPk of tls_info is not a private key, or its password is wrong: {wrong}"
         ) from None
@@ -185,7 +191,7 @@ def _check_length(path: Path, certificate: "Certificate") -> None:
         case ec.EllipticCurvePublicKey(key_size=bits):
             least = LEAST_CURVE_BITS
         case _:
-            return  # all other kinds of keys, such as Ed25519, have a fixed length
+            return  # keys of all other kinds, such as Ed25519, have a fixed length
     if bits < least:
         raise Refused(f"the key of {path} has {bits} bits; it must have at least {least}")
 
@@ -216,7 +222,7 @@ def _chain(
         chain.append(issuer)
     raise Refused(
         f"{path} is not signed by a certificate in tlsCaFile, or an intermediate certificate is "
-        "missing"
+        "missing: name all certificates that lead to a self-signed certificate in tlsCaFile"
     )
 
 

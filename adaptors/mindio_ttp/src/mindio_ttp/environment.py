@@ -102,7 +102,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
         enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
-        ignored=tuple(ignored),  # must be last: the calls of `within` above fill this list
+        # must be the last argument, because the calls of `within` above fill this list
+        ignored=tuple(ignored),
     )
 
 
@@ -204,7 +205,7 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     Save the environment variables that the launcher has set, because an agent of tft overwrites
-    them. They are saved in one other variable, from which `restore` sets them again.
+    them. Their values are saved in one other variable, from which `restore` sets them again.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)

@@ -44,7 +44,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
-    request_queue_size = 1024  # large, because all ranks may connect at the same time
+    request_queue_size = 1024  # the queue is large, because all ranks may connect at the same time
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
@@ -104,7 +104,8 @@ class _Member(socketserver.StreamRequestHandler):
     server: Hub
 
     def handle(self) -> None:
-        # a rank sends JSON, which begins with a brace; any other client wants to use torch's store
+        # A rank sends JSON, which begins with a brace. Any other client wants to use torch's store,
+        # so its bytes are passed on.
         if self.connection.recv(1, socket.MSG_PEEK) not in (b"{", b""):
             return self._relay()
         name, rank = "", -1

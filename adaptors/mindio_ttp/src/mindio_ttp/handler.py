@@ -35,7 +35,7 @@ def tft_register_exception_handler(
     that is already known, and decides the type instead.
     """
     call = "tft_register_exception_handler"
-    # an empty pattern is refused too, because it would match every error
+    # refuse an empty pattern, because an empty pattern would match every error
     pattern = checks.text(call, "fault_pattern", fault_pattern)
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
@@ -81,9 +81,10 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 _leave_if_over()
                 if processor.completed:
                     return result
-                continue  # `finish` has returned because the ranks must train earlier steps again
+                # enter the loop again, because the ranks must train earlier steps once more
+                continue
             # Report the error only after the `except` block. Within that block, the traceback would
-            # keep the frames of the training loop and their device memory alive.
+            # keep the frames of the training loop and the device memory of these frames alive.
             processor.report(found.state, found.code, found.said)
             processor.wait()
             device.release_memory()

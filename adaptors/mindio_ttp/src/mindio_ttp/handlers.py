@@ -49,7 +49,8 @@ class Handlers:
     function."""
     clock: Clock = field(default_factory=SystemClock)
 
-    def register(self, name: str, function: Any, context: Any) -> None:  # Any: not checked yet
+    # Any: the caller has not checked the arguments
+    def register(self, name: str, function: Any, context: Any) -> None:
         """
         Register `function`, a function of the training program, under `name`. Some functions get
         the `context` as their last argument. Raises `TypeError` if `function` cannot be called.

@@ -48,14 +48,17 @@ class Lead:
         lock = self._take()
         if lock is None:
             if self.code() is not None:
-                self._process = None  # the running controller was started by another process
+                # forget the process, because another process has started the running controller
+                self._process = None
             return False
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tft", "lead", *words],
                 env=environment.with_orchestrator(self.desk),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(lock,),  # the child inherits the lock, and keeps it until it ends
+                # the controller inherits the lock file, and keeps the file locked until the
+                # controller ends
+                pass_fds=(lock,),
                 start_new_session=True,
             )
             os.truncate(lock, 0)
@@ -118,7 +121,9 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            os.close(lock)  # another process has removed this lock file meanwhile, in `tidy`
+            # close this lock file, because the method `tidy` in another process has removed the
+            # file
+            os.close(lock)
 
 
 def _room() -> Path:
@@ -138,6 +143,6 @@ def _room() -> Path:
         raise Refused(
             f"tft_start_controller: {room} must be a directory that only user {os.getuid()} can "
             f"open (mode 700), but it belongs to user {found.st_uid} and has mode {mode:o}: remove "
-            "it, or set TMPDIR to another directory"
+            "this directory, or set TMPDIR to another directory"
         )
     return room

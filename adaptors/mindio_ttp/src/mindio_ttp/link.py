@@ -115,19 +115,20 @@ class Desk:
             was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            # if any other orchestrator has left, the orchestrator that decides is still the same
+            # tell about a change only if the orchestrator that decides has left
             if was_heard:
                 self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
             return self._call(name, arguments, speaks=guest in self._guests[-1:])
-        except Exception:  # an error in one call must not end this thread
+        except Exception:  # log an error in one call, because it must not end this thread
             log.exception("orchestrator_not_followed", call=name)
             return 1
 
     def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
-        # ignore an error of the connection: `_serve` reads from the connection, and notices its end
+        # ignore an error of the connection here, because the method `_serve` reads from the
+        # connection and notices its end
         with self._writing, suppress(OSError):
             guest.sendall(json.dumps(said).encode() + b"\n")
 
@@ -152,8 +153,8 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # `heard` needs a thread of its own: it may call the controller and wait for the answer,
-        # which the thread of `_keep` receives
+        # The function `heard` runs on a separate thread, because `heard` may call the controller
+        # and wait for the answer. The thread of the method `_keep` receives the answer.
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can represent
@@ -176,7 +177,8 @@ class Line:
                 lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
             )
             answer = self._answers.get(number, 1)
-            self._answers.clear()  # any other answer is for a call that has timed out
+            # drop all other answers, because these answers belong to calls that have timed out
+            self._answers.clear()
             return answer
 
     def there(self, limit: float) -> bool:

@@ -59,7 +59,8 @@ class Lines:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # write the whole line at once in append mode: several processes may share the file
+            # write the whole line at once in append mode, because several processes may share the
+            # file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:
@@ -103,7 +104,7 @@ def get_logger(
     Return a logger of the library structlog, which logs named events with facts. `wanted` has the
     settings of the log. If `wanted` is None, the settings are read from environment variables.
 
-    With `printed=True`, the lines of this logger are also written to standard output. This is for
+    With `printed=True`, the lines of this logger are also written to standard output. Pass it for
     lines that operators look for in the output of the process.
     """
     wanted = wanted or environment.logging()

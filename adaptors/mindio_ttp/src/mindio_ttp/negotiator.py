@@ -197,7 +197,8 @@ class Negotiator:
             if strategy == "continue":
                 self.continue_train()
             elif self.followed and strategy in GIVE_UP:
-                # `exit` is handled as `dump`, so that a last checkpoint is saved if possible
+                # handle the strategy `exit` as `dump`, so that a last checkpoint is saved if
+                # possible
                 self.followed = "dump"
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
@@ -246,7 +247,7 @@ class Negotiator:
         End the pause of training.
         """
         self._forget_pause()
-        self._say(ResumeRequested(why="it is switched", at=0.0))
+        self._say(ResumeRequested(why="the orchestrator ends the pause of training", at=0.0))
 
     def dump(self) -> None:
         """
@@ -258,7 +259,8 @@ class Negotiator:
         why = f"the cluster has not continued the job for {seconds:.0f} s"
         with self._turn:
             if self._pause_limit is None or pause != self._pauses:
-                return  # this pause was ended already, while this thread waited for the lock
+                # this pause of training was ended already, while this thread waited for the lock
+                return
             self._hear("result", DUMP_LEFT, why, {}, "continue")
             self._say(ResumeRequested(why=why, at=0.0))
 
@@ -349,7 +351,9 @@ class Negotiator:
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
-                    return None  # the controller has called this hook again, with more faults
+                    # give no answer, because the controller has called this hook again, with more
+                    # faults
+                    return None
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -379,7 +383,7 @@ class Negotiator:
         elif faults != before:
             self.faults = faults
             # A strategy that was chosen before the new faults were known may be wrong. So forget
-            # the choice, and offer the strategies again.
+            # the chosen strategy, and offer the strategies again.
             self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:

@@ -145,8 +145,8 @@ class Orchestrator:
                     "tft_register_mindx_callback was called, but this job was started without an "
                     "orchestrator: add --orchestrated to the command `tft run`"
                 )
-            # this process will replace itself by `tft run`, which starts a new process of the rank:
-            # that process connects to the controller
+            # Make no connection, because this process will replace itself by `tft run`. The new
+            # process of the rank that `tft run` starts connects to the controller.
             return
         self._connect(path)
 
@@ -160,7 +160,9 @@ class Orchestrator:
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            lead = self._lead  # keep the old object, which knows the process that it has started
+            # keep the old object `Lead`, because that object knows the controller process that it
+            # has started
+            lead = self._lead
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),
@@ -170,14 +172,15 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # if the controller answers, it listens to this process from now on, and no longer to
-            # an earlier process that has called `tft_start_controller`
+            # If the controller answers, it listens to this process from now on. It no longer
+            # listens to an earlier process that has called `tft_start_controller`.
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
-                found = not lead.start(words)  # the found controller may have ended
+                # start a new controller, because the controller that was found may have ended
+                found = not lead.start(words)
             elif lead.code() is not None:
-                break  # the controller has ended, and has logged the reason
+                break  # the controller has ended, and the log of the controller has the reason
         else:
             self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
         if not found and lead.code() is not None:
@@ -229,11 +232,15 @@ class Orchestrator:
             log.warning("controller_left", pid=lead.pid(), why="the controller does not answer")
         elif answer != ENDS:
             log.info(
-                "controller_stays", pid=lead.pid(), why="it leads a job, and ends with that job"
+                "controller_stays",
+                pid=lead.pid(),
+                why="the controller leads a job, and ends together with that job",
             )
         elif not _gone(lead, END_LIMIT):
             log.warning(
-                "controller_left", pid=lead.pid(), why=f"it has not ended within {END_LIMIT:.0f} s"
+                "controller_left",
+                pid=lead.pid(),
+                why=f"the controller has not ended within {END_LIMIT:.0f} s",
             )
 
     def _connect(self, path: Path) -> Line:

@@ -26,13 +26,13 @@ class Unit:
     """
 
     type: int
-    """The kind of state: 0 for dense parameters, 1 for experts. It is the index of the group of
-    ranks in the list that the program has passed to `tft_set_optimizer_replica`."""
+    """The kind of state: 0 for dense parameters, 1 for experts. The number is the index of the
+    group of ranks in the list that the program has passed to `tft_set_optimizer_replica`."""
     source: int
     destination: int
     step: int
-    """The step to whose end the sent state belongs. It is numbered by tft's count, and not by the
-    program's own count."""
+    """The step to whose end the sent state belongs. The step is numbered by tft's count, and not by
+    the program's own count."""
 
 
 def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:

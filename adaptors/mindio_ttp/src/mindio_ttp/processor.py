@@ -29,7 +29,7 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""The text of the error that makes MindSpore's own training loop end. It is used instead of
+"""The text of the error that makes MindSpore's own training loop end. The text is used instead of
 `FORCE_STOP` in programs for MindSpore."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
@@ -149,8 +149,8 @@ class Processor:
         began."""
         self.position: Callable[[], int] | None = None
         """A function that returns the step to whose end the training state belongs, by the
-        program's own count. It is set only if an adaptor other than `mindio` keeps the training
-        state, because that adaptor knows the framework."""
+        program's own count. The function is set only if an adaptor other than `mindio` keeps the
+        training state, because that adaptor knows the framework."""
 
     # ---------------------------------------------------------------- joining the job
 
@@ -197,9 +197,9 @@ class Processor:
         )  # fmt: skip
         adaptor.announce(program)
         if not environment.below_tft():
-            # save the launcher's environment variables before an agent of tft overwrites them
+            # save the launcher's environment variables, because an agent of tft overwrites them
             environment.carry()
-        # --spare-if-taken: if a process of this rank runs already, this process becomes a spare
+        # --spare-if-taken makes this process a spare if another process of this rank runs already
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -236,8 +236,8 @@ class Processor:
                 try:
                     hub = hub_of_all(session.run_dir, *hub)
                 except ConnectionError as error:
-                    # Continue all the same: the controller's first order to form process groups has
-                    # the address of a hub that was started again.
+                    # Continue without an answer of the hub, the server of the rendezvous store. The
+                    # controller's first order to form groups has the address of a new hub.
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
@@ -312,7 +312,8 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        if self.session.adaptor != "mindio":  # with `mindio`, rank 0 logs the groups of all ranks
+        # with the adaptor `mindio`, rank 0 logs the groups of all ranks itself
+        if self.session.adaptor != "mindio":
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
@@ -333,8 +334,9 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        The reason why this process replaces an earlier process of its rank. It is `hot switch` if
-        the earlier process still trained when this process was started. Otherwise it is `arf`.
+        The reason why this process replaces an earlier process of its rank. The reason is
+        `hot switch` if the earlier process still trained when this process was started. Otherwise
+        the reason is `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
@@ -398,7 +400,9 @@ class Processor:
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
-            return  # the program will report later that this process is ready to train
+            # do not begin yet, because the training program will report later that it is ready to
+            # train
+            return
         self._begin()
         self.wait()
 
@@ -428,7 +432,8 @@ class Processor:
         except Interrupted:
             raise self._force_stop() from None
         except TrainingFault as refused:
-            # keep the reason, because the program will only report that it has left its loop
+            # keep the reason of the refusal, because the training program will only report that it
+            # has left its training loop
             self._refused = refused
             raise self._force_stop() from None
         self._window = True
@@ -451,7 +456,8 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            # the first step of this run decides how the program counts, and not an earlier run
+            # the first step of this run decides how the program counts its steps, and not an
+            # earlier run
             program.base = base
             if program.earlier is not None and program.earlier != base:
                 log.warning(
@@ -466,11 +472,12 @@ class Processor:
         try:
             session.close_window()
         except Interrupted:
-            # only `pause` raises an error, because the program expects the error there
+            # raise the error of an interruption only in `pause`, because the program expects the
+            # error there
             self._leaving = True
         program.contributing()
-        # Check the step number last: even if the number is wrong, the state is complete and can be
-        # saved.
+        # Check the step number last. If the number is wrong, the state is complete nevertheless,
+        # and can be saved.
         if step != expected:
             raise Refused(
                 f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are "
@@ -531,7 +538,8 @@ class Processor:
         """
         self.session  # noqa: B018 (raises if there is no session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            # the program is not ready to train: it has not set its groups and functions yet
+            # remember only that the training program initialises, because the program has not set
+            # its groups and functions yet
             self._initialises = True
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
@@ -539,7 +547,8 @@ class Processor:
             return
         if self._returned:
             self._returned = False
-            return  # `finish` has already told the program that it must enter its loop again
+            # the method `finish` has already told the program to enter its training loop again
+            return
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -547,12 +556,15 @@ class Processor:
                     f"tft_report_error: {state.name} was reported before training began, so "
                     "nothing can be repaired: let the process end with its error, which tft notices"
                 )
-            return  # nothing was trained yet: the process will end, and the agent notices that
+            # report no fault, because nothing was trained yet: the process ends, and its agent
+            # notices the end
+            return
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
             # A program that can only save a last checkpoint reports every error as RS_UNKNOWN. If
             # the text of the error says that a connection was lost, the fault is on another rank.
             fault = ("network", False) if is_cut_off(said) else fault
-        if self._inside:  # only the first report after leaving the loop says how the state was left
+        # only the first report after the training loop says how the program has left the state
+        if self._inside:
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
@@ -622,8 +634,8 @@ class Processor:
         Report that the program has trained all its steps. Return when all ranks have trained all
         their steps."""
         if not self._begun and self._session is not None and self.session.incarnation > 0:
-            # this process replaces another process, and has trained nothing itself: enter the
-            # training loop at the step of the other ranks
+            # This process replaces another process, and has trained nothing itself. So it enters
+            # the training loop at the step of the other ranks.
             self.wait()
             return
         if self._begun and self._inside:
@@ -654,8 +666,8 @@ class Processor:
         Record that the program has loaded a checkpoint of its own, and continues from the end of
         `step`.
 
-        The program reports this when it begins. It also reports this in its repair function, when
-        tft has asked that function to load a checkpoint.
+        The program reports this loading when it begins. The program also reports a loading in its
+        repair function, when tft has asked that function to load a checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
         if self._program is not None:
@@ -732,12 +744,13 @@ class Processor:
         if not self._begun:
             self.session  # noqa: B018 (raises if there is no session)
             for name, without in MISSED.items():
-                # with an adaptor other than `mindio`, the adaptor itself does the work of these
-                # functions
+                # warn only for the adaptor `mindio`, because any other adaptor does the work of
+                # these functions itself
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
-            # `init` found no device if the program had not imported its framework yet
+            # look for the device again, because `init` found none if the program had not imported
+            # its framework yet
             if self.device is None:
                 self.device = device.current(mindspore=self.variables.mindspore)
                 self.handlers.device = self.device

@@ -126,9 +126,9 @@ class Program:
     """True if the program's function `stop` was called since training last resumed, and the device
     was not cleaned after that."""
     _scaled: Scaled = ""
-    """The kind of change when ranks last formed a group to train on. It is "in" if the group has
-    fewer ranks than the job, and not the same processes as before. It is "out" if the group has all
-    ranks, and some of them came back. Otherwise it is empty."""
+    """The kind of change when ranks last formed a group to train on. The value is "in" if the group
+    has fewer ranks than the job, and not the same processes as before. The value is "out" if the
+    group has all ranks, and some of them came back. Otherwise it is empty."""
     _began_at: int = 0
     """The last complete step of this rank at the time when the present group of ranks was
     formed."""
@@ -139,8 +139,8 @@ class Program:
     """True if any rank has received state from another rank since the present group of ranks was
     formed."""
     _light: bool = False
-    """True if this rank needs no state from other ranks after a memory error. This is so if the
-    program's function `clean` has reported that no content of the device memory is lost."""
+    """True if this rank needs no state from other ranks after a memory error. The value is True if
+    the program's function `clean` has reported that no content of the device memory is lost."""
     _formed: int = 0
     """A number that grows each time training resumes. A rank that did not take part when training
     resumed keeps a smaller number than the other ranks."""
@@ -202,7 +202,9 @@ class Program:
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            partitions.append(self.dense)  # the larger groups consist of data-parallel groups
+            # all groups in `partitions` are larger than a data-parallel group, so each of these
+            # groups consists of data-parallel groups
+            partitions.append(self.dense)
         return replicas.column(self.rank, self.world, partitions)
 
     def settle_strategies(self) -> None:
@@ -216,7 +218,7 @@ class Program:
         self.shards()
         why = ""
         if missing:
-            why = f"these functions are not registered: {', '.join(missing)}"
+            why = f"the training script has not registered the functions {', '.join(missing)}"
         elif self._column() is None:
             why = (
                 "the groups do not have the same layout on all ranks, so it is not known "
@@ -310,7 +312,8 @@ class Program:
         if gathering is not None:
             gathering.abort()
         if self._stopping is None and not self.finished:
-            self.repair_type = UNKNOWN  # the strategy is chosen only after all ranks have stopped
+            # the strategy of the repair is chosen only after all ranks have stopped
+            self.repair_type = UNKNOWN
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
 
@@ -396,8 +399,8 @@ class Program:
         if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            # also clean the device of a new process if the program's function `stop` was called in
-            # that process, in an earlier attempt to form the group
+            # Clean the device of a new process, too, if the program's function `stop` was called in
+            # this process. That happens if an earlier attempt to form the group has failed.
             cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
@@ -492,11 +495,11 @@ class Program:
                 f"the clean function that the training script has registered returned {result!r}, "
                 "which means that it could not clean up after the fault; 0 and 2 mean success"
             )
-        device.release_memory()  # make room for state from other ranks
+        device.release_memory()  # make device memory free for state from other ranks
         self._stopped = False
         if self.uce and result == 0:
-            # `clean` has released the memory with the training state, so this rank needs the state
-            # of other ranks
+            # The function `clean` has released the memory with the training state, so this rank
+            # needs the state of other ranks.
             self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
@@ -516,8 +519,9 @@ class Program:
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
-            # Take over `base` from the sender now, because `program_step` needs it. If `base` is
-            # not known, `program_step` raises an error before any state is overwritten.
+            # Take over the number `base` (how the program counts steps) from the sender now,
+            # because `program_step` needs it. If `base` is not known, `program_step` raises an
+            # error before any state is overwritten.
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
@@ -554,7 +558,7 @@ class Program:
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
         if self._scaled == "in" and not (moved or self._repaired):
-            # no state was changed or sent, so the program continues from its last complete step
+            # no state was changed or sent, so the program can continue from its last complete step
             self.step_is_known = True
             return
         self.step_is_known = self.handlers.has("rollback")
@@ -616,7 +620,8 @@ class Program:
         This step is `not_after`, or the highest step that any rank has completed, whichever is
         earlier. If `not_after` is None, it is the highest step that any rank has completed.
         """
-        if self.base is None:  # a new process of a replaced rank: the other ranks know `base`
+        # the process of this rank is new, so ask for the number `base` of the other ranks
+        if self.base is None:
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
             self.base = known[0] if known else None
         ahead = max(int(told["completed"]) for told in self._told.values())
@@ -793,9 +798,9 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Return the facts of the staying ranks. These are the ranks that took part when training last
-    resumed, and whose present processes have trained before. `joined` has the facts of all ranks
-    that take part now.
+    Return the facts of the staying ranks. The staying ranks are the ranks that took part when
+    training last resumed, and whose present processes have trained before. `joined` has the facts
+    of all ranks that take part now.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {

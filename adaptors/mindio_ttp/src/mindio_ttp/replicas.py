@@ -34,8 +34,8 @@ class Group:
     """
 
     type: int
-    """The kind of state: 0 for dense parameters, 1 for experts. It is the index of the group in the
-    argument `replica_info` of `tft_set_optimizer_replica`."""
+    """The kind of state: 0 for dense parameters, 1 for experts. The number is the index of the
+    group in the argument `replica_info` of `tft_set_optimizer_replica`."""
     ranks: tuple[int, ...]
     """The ranks of the group, sorted."""
     copies: int

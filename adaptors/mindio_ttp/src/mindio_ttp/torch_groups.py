@@ -93,8 +93,8 @@ class Store:
 
     def use(self, host: str, port: int) -> None:
         """
-        Make `init_process_group` use the store of the hub at `host` and `port`. This is done with
-        the environment variables that torch.distributed reads for the method `env://`.
+        Make `init_process_group` use the store of the hub at `host` and `port`. To do so, set the
+        environment variables that torch.distributed reads for the method `env://`.
         """
         self._used = True
         environment.meet_at(host, port)
@@ -122,7 +122,8 @@ class Store:
         _meet_in(torch, f"tft-{repair}", root)
 
 
-def client(host: str, port: int) -> Any:  # Any: a TCPStore, but torch is imported only later
+# Any: a TCPStore, whose class torch defines; torch is imported only later
+def client(host: str, port: int) -> Any:
     """
     Connect to the rendezvous store at `host` and `port`, and return the client. Raises
     `RuntimeError` if no store answers within `STORE_LIMIT`.
@@ -145,7 +146,8 @@ def connect(host: str, port: int) -> None:
     _meet_in(torch, "tft", client(host, port))
 
 
-def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports torch
+# Any: a TCPStore; only the hub, which serves the store, imports torch
+def open_store(host: str) -> Any:
     """
     Serve a rendezvous store at a free port, only on the network address `host`. Return the store.
     It is served for as long as the caller keeps the returned object.
@@ -159,13 +161,14 @@ def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports t
     )
 
 
-def _root(store: Any) -> Any:  # Any: torch is imported only at run time
+def _root(store: Any) -> Any:  # Any: a store of torch, which is imported only at run time
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
-def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: torch is not imported here
+# Any: torch and its store; this module does not import torch
+def _meet_in(torch: Any, prefix: str, store: Any) -> None:
     """
     Make the process groups that are formed from now on use keys with the prefix `prefix` in
     `store`. `torch` is the module `torch.distributed.distributed_c10d`.

@@ -1,6 +1,6 @@
 """
-A replacement for the package `taskd` of MindCluster. It has only the functions that MindSpore's
-launcher `msrun` uses.
+A replacement for the package `taskd` of MindCluster. This package has only the functions that
+MindSpore's launcher `msrun` uses.
 
 If the environment variable `MS_ENABLE_TFT` switches a feature of fault tolerance on, msrun lets a
 package with the name `taskd` manage its processes. With this package, tft decides when the

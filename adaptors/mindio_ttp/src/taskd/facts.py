@@ -52,8 +52,8 @@ class Facts:
     """The port of the broker if the job has several nodes. The broker also uses the port after this
     one."""
     named: str
-    """The name of the option or environment variable from which `address` was read. It is used in
-    messages."""
+    """The name of the option or environment variable from which `address` was read. Messages use
+    this name."""
     adaptor: str
     orchestrated: bool
     """True if MindSpore takes the part of an orchestrator, which takes part in the decisions of the
@@ -116,7 +116,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
         # On the same condition, MindSpore registers functions with the controller from the process
-        # of rank 0. So tft must expect an orchestrator in exactly this case.
+        # of rank 0. So tft must expect an orchestrator (the cluster's software that decides on
+        # faults) in exactly this case.
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )

@@ -1,6 +1,6 @@
 """
-Starts, ends and monitors the processes of msrun, the launcher of MindSpore. This is done by calling
-functions that msrun has registered.
+Starts, ends and monitors the processes of msrun, the launcher of MindSpore. To do so, this module
+calls functions that msrun has registered.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ class Processes:
         *,
         start: Callable[[list[int]], int],
         kill: Callable[[list[int]], int],
-        look: Callable[[list[int]], dict[int, dict[str, Any]]],  # Any: numbers or None
+        # Any: the values are numbers or None
+        look: Callable[[list[int]], dict[int, dict[str, Any]]],
     ) -> None:
         self._start = start
         self._kill = kill
@@ -44,7 +45,7 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # A status means that the new process has ended, and that msrun, its parent, has reaped it.
+        # A status means that the new process has ended, and that its parent msrun has reaped it.
         # The pid must then not be used, because the system may give it to another process.
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
@@ -58,8 +59,8 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Let msrun kill the process with the pid `pid` and its whole process group. This also ends
-        the process of msrun that prints the log of the killed process.
+        Let msrun kill the process with the pid `pid` and its whole process group. The kill also
+        ends the process of msrun that prints the log of the killed process.
         """
         self._kill([pid])
 

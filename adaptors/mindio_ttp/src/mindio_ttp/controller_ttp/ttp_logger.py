@@ -2,8 +2,8 @@
 The logger that the library MindIO offers to training programs, in its module
 `mindio_ttp.controller_ttp.ttp_logger` (MindIO TFT 7.3.0).
 
-The messages are in printf form. They are written to the same log file as the log lines of this
-package.
+The messages are in printf form. The messages are written to the same log file as the log lines of
+this package.
 """
 
 from enum import Enum
@@ -39,7 +39,8 @@ class Logger:
     """
 
     @staticmethod
-    def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def format(msg: str, *args: Any, **kwargs: Any) -> str:
         """
         Return the message `msg` with `args` inserted in printf form. If that is not possible,
         return the message followed by the arguments.
@@ -49,31 +50,36 @@ class Logger:
         except (TypeError, ValueError):
             return f"{msg} {args!r}"
 
-    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """
         Write a debug line.
         """
         _log.debug(self.format(msg, *args))
 
-    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """
         Write an info line.
         """
         _log.info(self.format(msg, *args))
 
-    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """
         Write a warning line.
         """
         _log.warning(self.format(msg, *args))
 
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """
         Write an error line.
         """
         _log.error(self.format(msg, *args))
 
-    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
+    # Any: the values to be formatted have any type
+    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """
         Write an error line with the traceback of the exception that is being handled.
         """

@@ -420,7 +420,8 @@ def get_local_ip(master_ip: str, local_ip: str) -> str:
         return local_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((master_ip, 9))  # UDP: only chooses a local address, sends nothing
+            # for UDP, `connect` only chooses a local address and sends nothing
+            probe.connect((master_ip, 9))
         except OSError:
             return local_ip
         return str(probe.getsockname()[0])
@@ -486,8 +487,8 @@ def tft_register_rename_handler(func: Function, ctx: Any = None) -> None:
     """
     Register the function `func(step, args)`, or `func(step, ctx)` in a program for MindSpore.
 
-    The function gives the last checkpoint its final name. It is called when all parts of the
-    checkpoint are saved.
+    The function gives the last checkpoint its final name. tft calls the function when all parts of
+    the checkpoint are saved.
     """
     register("rename", func, ctx)
 
@@ -564,8 +565,8 @@ def tft_register_zit_downgrade_rebuild_handler(func: Function, ctx: Any = None) 
     Register the function `func(new_dp_ranks, new_world_ranks, args, params)`.
 
     tft calls the function when the ranks in `new_world_ranks` continue without the other ranks. The
-    function forms the process groups of these ranks. It also sets the data position back to the
-    beginning of the interrupted step.
+    function forms the process groups of these ranks. The function also sets the data position back
+    to the beginning of the interrupted step.
     """
     register("zit_downgrade_rebuild", func, ctx)
 

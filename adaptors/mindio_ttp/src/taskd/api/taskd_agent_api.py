@@ -19,7 +19,8 @@ started."""
 
 _node: Node | None = None
 """The object that runs this node of the job. None before `init_taskd_agent` was called."""
-_functions: dict[str, Callable[..., Any]] = {}  # Any: arguments and result of any type
+# Any: the functions have arguments and results of any type
+_functions: dict[str, Callable[..., Any]] = {}
 """Maps a name such as `KILL_WORKER` to the function that msrun has registered under it."""
 
 
@@ -38,7 +39,8 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
             "msrun manages its processes itself"
         )
         return False
-    from mindspore.parallel.cluster.run import get_args  # late: MindSpore may not be installed
+    # imported here, because MindSpore may not be installed
+    from mindspore.parallel.cluster.run import get_args
 
     try:
         facts = facts_of(get_args(), os.environ)
@@ -49,7 +51,8 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
     except UsageError as refused:
         _say(str(refused))
         sys.exit(_REFUSED)
-    # set environment variables for the scheduler process, which has no rank: msrun starts it next
+    # set environment variables for the scheduler process of MindSpore, which has no rank, because
+    # msrun starts this process next
     os.environ.update(_node.beside())
     return True
 
