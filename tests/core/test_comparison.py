@@ -293,7 +293,27 @@ def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None
         "ranks [1] hold another copy of description of shard 'dense' at the end of step 0 than "
         "ranks [0, 2]"
     )
+    assert job.machine.begins_unlike == (told["why"],)
     assert job.doing == "healthy"
+
+
+def test_copies_that_a_script_has_made_equal_are_not_reported() -> None:
+    """When a rank begins with a different copy, and the copies are found equal in a later incident,
+    then the report does not name the rank."""
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.script.slow = {2}
+    job.start()
+    job.ranks[1].state.settings = "another learning rate"
+    job.arrive(2)
+    job.settle()
+    job.train(2)
+    assert len(job.machine.begins_unlike) == 1
+    job.ranks[1].state.settings = job.ranks[0].state.settings
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.machine.begins_unlike == ()
 
 
 @pytest.mark.parametrize("moment", [Compare, Rollback, Resume])

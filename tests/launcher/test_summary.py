@@ -81,3 +81,14 @@ def test_refused_updates_are_summarised_with_their_cause() -> None:
         "  the update of step 7 was refused 2 times, batches left out: 4; the cause: data or model",
         "  the update of step 9 was refused once; the cause: device, rank 1",
     ]
+
+
+def test_ranks_that_began_with_different_copies_are_named() -> None:
+    """When ranks began with different copies that were never found equal, then the last lines say
+    so, and what to do."""
+    (line,) = summary([], [], ["ranks [1] hold another copy of model"])
+
+    assert line.startswith(
+        "ranks [1] hold another copy of model; copies were not found equal later"
+    )
+    assert "seed all ranks alike" in line

@@ -54,6 +54,7 @@ class ReportFile:
             [*self.earlier("incidents"), *incidents],
             [*self.earlier("missed"), *missed_report(machine.missed)],
             unprotected_steps,
+            machine.begins_unlike,
         )
         write_whole(self._path, json.dumps(report, indent=1))
 

@@ -105,7 +105,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             else:
                 write_whole(plan.report, text)
     if plan.leads:
-        for line in summary(report.incidents(), report.missed()):
+        for line in summary(report.incidents(), report.missed(), report.begins_unlike()):
             say(line)
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"no report was written; see {settings.run_dir / 'logs'}"

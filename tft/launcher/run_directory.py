@@ -411,6 +411,15 @@ class FreshReport:
         """
         return self._new("missed")
 
+    def begins_unlike(self) -> list[str]:
+        """
+        Return sentences that say which ranks began to train with different copies of a shard.
+        """
+        if self.text() is None:
+            return []
+        sentences: list[str] = self._read()["begins_unlike"]
+        return sentences
+
     def _new(self, name: str) -> list[dict[str, Any]]:  # Any: parsed JSON
         if self.text() is None:
             return []

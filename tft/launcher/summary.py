@@ -1,21 +1,30 @@
 """
 The lines that the command `tft run` prints at the end of a job. These lines name each incident, the
-tracebacks of bugs in user code, and the periodic checkpoints that could not be written.
+tracebacks of bugs in user code, the periodic checkpoints that could not be written, and copies that
+were different at the start.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
 def summary(
     incidents: list[dict[str, Any]],  # Any: parsed JSON, described in `docs/reference/report.md`
     missed: list[dict[str, Any]],
+    begins_unlike: Sequence[str] = (),
 ) -> list[str]:
     """
-    Return the lines to print for the lists `incidents` and `missed` of a job's report. `missed` are
-    the periodic checkpoints that could not be written.
+    Return the lines to print for the lists `incidents`, `missed` and `begins_unlike` of a job's
+    report. `missed` are the periodic checkpoints that could not be written. `begins_unlike` says
+    which ranks began to train with different copies.
     """
     lines = [line for incident in incidents for line in _lines(incident)]
-    return [*lines, *(_missing(each) for each in missed)]
+    unlike = [
+        f"{why}; copies were not found equal later. Unless the script makes them equal, the ranks "
+        "train different models: seed all ranks alike before the model is built"
+        for why in begins_unlike
+    ]
+    return [*lines, *(_missing(each) for each in missed), *unlike]
 
 
 def _missing(missed: dict[str, Any]) -> str:  # Any: parsed JSON

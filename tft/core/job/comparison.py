@@ -440,7 +440,9 @@ class Comparison:
         return [each for each in found if each.step > 0]
 
     def _tell_begin(self, difference: Difference) -> None:
-        self._job.tell("begins_unlike", shard=difference.shard, why=difference.sentence())
+        shard, why = difference.shard, difference.sentence()
+        self._job.training.found_unlike(shard, why)
+        self._job.tell("begins_unlike", shard=shard, why=why)
 
     def confirms(self) -> bool:
         """

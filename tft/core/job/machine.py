@@ -81,6 +81,14 @@ class Machine:
         return self._job.checkpoints.missed
 
     @property
+    def begins_unlike(self) -> Sequence[str]:
+        """
+        Sentences that say which ranks began to train with different copies of a shard. Empty if no
+        ranks did, or if the copies were found equal later.
+        """
+        return tuple(self._job.training.begins_unlike.values())
+
+    @property
     def epoch(self) -> int:
         """
         The epoch (the number) of the controller that leads the job now.

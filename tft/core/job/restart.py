@@ -353,6 +353,7 @@ class Restart:
         unread = self._comparison.unread()
         if not unread or step == 0:
             job.training.compared = job.training.whole = step
+            job.training.forget_unlike(step)
             return
         job.training.compared = min(job.training.compared, step)
         job.training.whole = min(job.training.whole, step)

@@ -65,6 +65,9 @@ class Training:
     began: bool = False
     """True as soon as the initial states of the ranks were compared with each other, or need not be
     compared any more."""
+    begins_unlike: dict[str, str] = field(default_factory=dict)
+    """By shard: which ranks began to train with different copies of the shard, as a sentence. It is
+    empty as soon as all copies were found equal at the end of a later step."""
     tails: bool = False
     """True if the training loop of any rank reports where each step ends."""
     attempt: tuple[int, int] | None = None
@@ -94,12 +97,27 @@ class Training:
         """
         self.last_step = max(self.last_step, step)
 
+    def found_unlike(self, shard: str, why: str) -> None:
+        """
+        Record that ranks begin to train with different copies of a shard. `why` says which ranks.
+        """
+        self.begins_unlike[shard] = why
+
     def found_equal(self, step: int) -> None:
         """
         Record that the whole copies of every shard were equal on all ranks at the end of `step`.
         """
         self.whole = max(self.whole, step)
         self.compared = max(self.compared, step)
+        self.forget_unlike(step)
+
+    def forget_unlike(self, step: int) -> None:
+        """
+        Forget that ranks began with different copies, because all copies were equal at the end of
+        `step`. Do nothing if that is the step from which the job was started.
+        """
+        if step > self.first:
+            self.begins_unlike.clear()
 
 
 @dataclass(slots=True, kw_only=True)
