@@ -26,7 +26,7 @@ class Refused:
 
 _SCALES = "TransformerEngine's 8-bit state that lives from step to step has no copy"
 _GRAPH = Refused(
-    why="a captured CUDA graph keeps using the process groups of the time of its capture"
+    why="a captured graph of a device keeps using the process groups of the time of its capture"
 )
 _DELAYED = Refused(why="an interrupted backward pass leaves gradients that the next pass would use")
 

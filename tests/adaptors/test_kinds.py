@@ -182,7 +182,7 @@ def test_shards_with_the_same_first_rank_have_different_names() -> None:
 def test_state_that_belongs_to_no_parameter_is_refused() -> None:
     """When a tensor beside the model belongs to no parameter, and no shard has the same holders as
     this tensor, then the model is refused at the start."""
-    with pytest.raises(UsageError, match=r"other\.strange: it belongs to no parameter"):
+    with pytest.raises(UsageError, match=r"other\.strange: this state belongs to no parameter"):
         adopt_make({"make": in_two_ways}, None).shards(0, 64)
 
 

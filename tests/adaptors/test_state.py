@@ -235,7 +235,7 @@ def test_shard_of_another_model_is_refused(difference: str) -> None:
         "shape": "float32 [3",
         "type": "float64",
         "groups": "parameter groups",
-        "scheduler": "has a scheduler",
+        "scheduler": "has the object scheduler",
     }
     assert telling[difference] in str(refused.value)
 

@@ -38,18 +38,18 @@ def test_megatrons_default_settings_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"cuda_graph_impl": "local"}, "cuda_graph_impl is local, .* keeps using the groups"),
+        ({"cuda_graph_impl": "local"}, "cuda_graph_impl is local, .* keeps using the process groups"),
         ({"cuda_graph_impl": "transformer_engine"}, "cuda_graph_impl is transformer_engine"),
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, "fp8_recipe is delayed, .* has no copy"),
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe is custom"),
         ({"fp8_param": True}, "fp8_param is set, .* scales of their own"),
         ({"fp4_param": True}, "fp4_param is set"),
-        ({"delay_wgrad_compute": True}, "delay_wgrad_compute is set, .* that the next one would use"),
+        ({"delay_wgrad_compute": True}, "delay_wgrad_compute is set, .* that the next pass would use"),
         ({"defer_embedding_wgrad_compute": True}, "defer_embedding_wgrad_compute is set"),
-        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap is set, .* break the next one"),
+        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap is set, .* break the next pass"),
         (
             {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
-            "moe_flex_dispatcher_backend is hybridep, .* the group it was made with",
+            "moe_flex_dispatcher_backend is hybridep, .* the process group of that time",
         ),
         ({"qk_clip": True}, "qk_clip is set, .* after the update"),
         ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias is set"),
