@@ -17,7 +17,6 @@ from tft.plugins import (
     call_guarded,
     check_complete,
     direct,
-    import_plugins,
     load_adaptor,
     load_plugins,
 )
@@ -40,7 +39,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     names = []
 
     def installed(name: str, source: str, group: str) -> None:
-        import_plugins.cache_clear()
         package(tmp_path, name, source, group)
         names.append(name)
 
@@ -48,7 +46,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for name in names:
         sys.modules.pop(name, None)
     load_adaptor.cache_clear()
-    import_plugins.cache_clear()
 
 
 # ---------------------------------------------------------------- adaptors

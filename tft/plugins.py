@@ -11,7 +11,7 @@ would notice.
 import functools
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,10 @@ ADAPTORS = "tft.adaptors"
 """The entry point group in which packages register adaptors."""
 PLUGINS = "tft.plugins"
 """The entry point group in which packages register plugins."""
+PRELOADED = "tft.preload"
+"""The entry point group of modules that the fork server may import before it forks. Such a module
+has no state that a rank must have for itself: at its import it reads no variable of a rank, draws no
+random numbers, opens no files and starts no threads."""
 
 CHECKPOINT_COMMANDS = "tft.checkpoint_commands"
 """The entry point group of functions that return a command of `tft checkpoint`."""
@@ -130,37 +134,36 @@ def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
 
 def load_plugins() -> pluggy.PluginManager:
     """
-    Return a new plugin manager with all installed plugins that can be imported.
+    Return a plugin manager with all installed plugins that can be imported. If a plugin cannot be
+    imported, log its exception and leave the plugin out.
 
     Raises `UsageError` when a plugin does not fit the hook specifications, or when several packages
     offer a plugin with the same name.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
-    for name, plugin in import_plugins().items():
+    found = entry_points(group=PLUGINS)
+    for name in sorted(found.names):
+        entry = _only(name, found, "a plugin")
+        try:
+            plugin = entry.load()
+        except FAILURES:  # importing a third-party module may raise any exception
+            log.exception("plugin_not_loaded", plugin=name)
+            continue
         add(manager, plugin, name)
     return manager
 
 
-# the result is cached, because the fork server calls this function before it forks: the search for
-# plugins and their imports take about 0.1 s, during which all other ranks would wait for a new rank
-@functools.cache
-def import_plugins() -> Mapping[str, object]:
+def preload_plugins() -> None:
     """
-    Import all installed plugins, and return them by name. If a plugin cannot be imported, log its
-    exception and leave the plugin out.
-
-    Raises `UsageError` when several packages offer a plugin with the same name.
+    Import the modules in the entry point group `PRELOADED`. The fork server calls this before it
+    forks, because all ranks would wait for these imports in each new rank.
     """
-    found = entry_points(group=PLUGINS)
-    plugins: dict[str, object] = {}
-    for name in sorted(found.names):
-        entry = _only(name, found, "a plugin")
+    for entry in entry_points(group=PRELOADED):
         try:
-            plugins[name] = entry.load()
+            entry.load()
         except FAILURES:  # importing a third-party module may raise any exception
-            log.exception("plugin_not_loaded", plugin=name)
-    return plugins
+            log.exception("module_not_preloaded", module=entry.value)
 
 
 def checkpoint_commands() -> list["click.Command"]:

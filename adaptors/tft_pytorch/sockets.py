@@ -107,7 +107,11 @@ def _tcp_connection(fd: int) -> socket.socket | None:
     if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
         os.close(duplicate)
         return None
-    connection = socket.socket(fileno=duplicate)
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:  # a kind of socket that Python does not know
+        os.close(duplicate)
+        return None
     if (
         connection.family in (socket.AF_INET, socket.AF_INET6)
         and connection.type == socket.SOCK_STREAM

@@ -124,14 +124,13 @@ async def test_warm_process_keeps_what_the_script_did(stage: Stage) -> None:
         "os.environ['OWN'] = os.environ['OMP_NUM_THREADS'] = 'kept'\n"
         "del os.environ['PYTHONUNBUFFERED']\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "memory = lambda: open('/proc/self/oom_score_adj').read().strip()\n"
         "if 'TFT_INCARNATION' not in os.environ:\n"
         "    print('before', repr(os.environ['RANK']), os.environ['WORLD_SIZE'],"
-        " os.getpriority(os.PRIO_PROCESS, 0), memory())\n"
+        " os.getpriority(os.PRIO_PROCESS, 0))\n"
         + NEEDS_A_RANK
         + "facts = [random.random(), numpy.random.random(), os.environ['OWN'],\n"
         "    os.environ['RANK'], os.environ['TFT_INCARNATION'], 'TFT_PARENT' in os.environ,\n"
-        "    os.environ['OMP_NUM_THREADS'], 'PYTHONUNBUFFERED' in os.environ, memory(),\n"
+        "    os.environ['OMP_NUM_THREADS'], 'PYTHONUNBUFFERED' in os.environ,\n"
         "    open('/proc/self/autogroup').read().split()[-1],\n"
         "    [os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')]]\n"
         "print(json.dumps(facts))\n" + PAGE + "page.train(True, time.monotonic()); say(1)\n"
@@ -145,7 +144,7 @@ async def test_warm_process_keeps_what_the_script_did(stage: Stage) -> None:
     expected = json.loads(ordinary)
 
     assert json.loads(warm) == [*expected[:4], "1", *expected[5:]]
-    assert _log(stage, "warm-0.1") == f"before '' 1 {lowest_nice()} 1000\n"
+    assert _log(stage, "warm-0.1") == f"before 'no-rank-yet' 1 {lowest_nice()}\n"
 
 
 async def test_killed_warm_process_is_not_used(stage: Stage) -> None:

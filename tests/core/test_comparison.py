@@ -316,6 +316,26 @@ def test_copies_that_a_script_has_made_equal_are_not_reported() -> None:
     assert job.machine.begins_unlike == ()
 
 
+def test_copies_that_a_repair_has_made_equal_are_reported() -> None:
+    """When a rank begins with a different copy, and is replaced by a process that fetches the copy
+    of another rank, then the report still names the rank: it has trained another model."""
+    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
+    job.script.slow = {2}
+    job.start()
+    job.ranks[1].state.settings = "another learning rate"
+    job.arrive(2)
+    job.settle()
+    job.train(2)
+    job.kill(1)
+    job.settle()
+    job.train(2)
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert len(job.machine.begins_unlike) == 1
+
+
 @pytest.mark.parametrize("moment", [Compare, Rollback, Resume])
 @pytest.mark.parametrize("odd", [(1,), (2, 3)])
 def test_differing_initial_states_are_not_a_fault(moment: type, odd: tuple[int, ...]) -> None:

@@ -152,18 +152,20 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
 
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """The variables of torchrun that a warm process does not know before it has a rank."""
+NO_RANK = "no-rank-yet"
+"""The value of these variables in a warm process."""
 
 
 def warm_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
     Return the environment for a warm process, which has no rank yet. Of the variables that torchrun
     gives to a script, it has those that are the same for all ranks of the node. The others are
-    empty: a script that reads one of them as a number fails, instead of training as another rank.
+    no numbers: a script that reads one of them too early fails, and does not train as another rank.
     """
     place = settings.place(0)
     return {
         **python_environment(settings, marker),
-        **dict.fromkeys(_OF_A_RANK, ""),
+        **dict.fromkeys(_OF_A_RANK, NO_RANK),
         "TFT_JOB": settings.job.job,
         "WORLD_SIZE": str(settings.job.world),
         "LOCAL_WORLD_SIZE": str(place.local_world),

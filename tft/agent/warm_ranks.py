@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,8 +205,12 @@ class WarmRanks:
         """
         assert process.child is not None
         said = b""
-        with suppress(OSError):  # the process has ended, which `_ended` handles
+        try:
             said = process.channel.recv(4096)
+        except BlockingIOError:  # the event loop has called `_hear` although there is no message
+            return
+        except OSError:  # the process has ended, which `_ended` handles
+            pass
         if not said.startswith(WAITING):
             asyncio.get_running_loop().remove_reader(process.channel)
             return

@@ -4,6 +4,7 @@ is over.
 """
 
 import json
+from typing import Any
 
 import pluggy
 
@@ -28,7 +29,7 @@ class ReportFile:
         self._plugins = plugins
         self._path = settings.run_dir / "report.json"
 
-    def earlier(self, what: str) -> list[dict[str, object]]:
+    def earlier(self, what: str) -> list[Any]:  # Any: parsed JSON
         """
         Return a list from the report that an earlier run has left in the run directory. `what` is
         the key of the list, such as `incidents`. The list is empty if this run does not resume an
@@ -36,7 +37,7 @@ class ReportFile:
         """
         if not self._settings.resume or not self._path.exists():
             return []
-        entries: list[dict[str, object]] = json.loads(self._path.read_text()).get(what, [])
+        entries: list[Any] = json.loads(self._path.read_text()).get(what, [])
         return entries
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
@@ -54,7 +55,7 @@ class ReportFile:
             [*self.earlier("incidents"), *incidents],
             [*self.earlier("missed"), *missed_report(machine.missed)],
             unprotected_steps,
-            machine.begins_unlike,
+            [*self.earlier("begins_unlike"), *machine.begins_unlike],
         )
         write_whole(self._path, json.dumps(report, indent=1))
 

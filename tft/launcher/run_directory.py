@@ -395,7 +395,9 @@ class FreshReport:
         self._path = run_dir / REPORT
         self._earlier = self._stamp()
         before = {} if self._earlier is None else self._read()
-        self._told = {name: len(before.get(name, ())) for name in ("incidents", "missed")}
+        self._told = {
+            name: len(before.get(name, ())) for name in ("incidents", "missed", "begins_unlike")
+        }
 
     def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
@@ -413,17 +415,14 @@ class FreshReport:
 
     def begins_unlike(self) -> list[str]:
         """
-        Return sentences that say which ranks began to train with different copies of a shard.
+        Return sentences that say which ranks began this run with different copies of a shard.
         """
-        if self.text() is None:
-            return []
-        sentences: list[str] = self._read()["begins_unlike"]
-        return sentences
+        return self._new("begins_unlike")
 
-    def _new(self, name: str) -> list[dict[str, Any]]:  # Any: parsed JSON
+    def _new(self, name: str) -> list[Any]:  # Any: parsed JSON
         if self.text() is None:
             return []
-        entries: list[dict[str, Any]] = self._read()[name]
+        entries: list[Any] = self._read()[name]
         return entries[self._told[name] :]
 
     def result(self) -> str:

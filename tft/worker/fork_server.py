@@ -1,8 +1,8 @@
 """
 The fork server: `python -m tft.worker.fork_server ADAPTOR FD`. The agent of a node runs one.
 
-The fork server imports once all modules that every rank needs, those of the plugins too. Then it
-forks a process whenever the agent needs one, for a rank or for the rendezvous store.
+The fork server imports once all modules that every rank needs, and modules of plugins that permit it
+(`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one, for a rank or for the rendezvous store.
 
 A fork copies only one thread, so the fork server must have only one. If an import has started other
 threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import sys
-from contextlib import suppress
 
 from tft.config import replace_environment
 from tft.errors import UsageError
@@ -41,7 +40,7 @@ def main() -> None:
 
     # import these modules only now: the imports are slow, and `die_with_parent` must be called
     # first
-    from tft.plugins import import_plugins
+    from tft.plugins import preload_plugins
     from tft.worker.launch import launch, preload
 
     with socket.socket(fileno=int(descriptor)) as door:
@@ -50,9 +49,7 @@ def main() -> None:
         # the agent then starts the ranks without a fork server, and the ranks report this error too
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
-        # when plugins contradict each other, the ranks report it, because they load plugins too
-        with suppress(UsageError):
-            import_plugins()
+        preload_plugins()
         import tft.worker.joining  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
 
@@ -60,7 +57,7 @@ def main() -> None:
         if len(threads) > 1:
             door.send(
                 f"the process has {len(threads)} threads after the import of the adaptor "
-                f"{adaptor!r} and the plugins ({', '.join(import_plugins()) or 'none'}), "
+                f"{adaptor!r} and of the modules in the entry point group tft.preload, "
                 "and a process with threads cannot be forked safely".encode()
             )
             return

@@ -37,12 +37,12 @@ def main() -> None:
     code is 2 if the process was not started correctly by an agent.
     """
     if sys.argv[1] == WARM:
-        from tft.plugins import import_plugins
+        from tft.plugins import preload_plugins
 
         descriptor, adaptor, *arguments = sys.argv[2:]
         try:
             preload(adaptor)
-            import_plugins()
+            preload_plugins()
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         with socket.socket(fileno=int(descriptor)) as channel:

@@ -11,14 +11,11 @@ _LOWEST = 19
 _AUTOGROUP = Path("/proc/self/autogroup")
 """The priority of the session of this process, if the kernel divides the processor time among
 sessions first (man 7 sched). A nice value then counts only within a session."""
-_OUT_OF_MEMORY = Path("/proc/self/oom_score_adj")
-"""How likely the kernel kills this process when memory is short (man 5 proc)."""
 
 
 class LowPriority:
     """
-    Gives this process the lowest priority, until `restore` is called. When memory is short, the
-    kernel kills this process first, until `keep` is called.
+    Gives this process the lowest priority, until `restore` is called.
 
     The priority is lowered only if this process may raise it again, which most users may not.
     """
@@ -36,8 +33,6 @@ class LowPriority:
             and all(_write(_AUTOGROUP, self._autogroup) for _ in range(2))
             and _write(_AUTOGROUP, str(_LOWEST))
         )
-        self._memory = _read(_OUT_OF_MEMORY)
-        _write(_OUT_OF_MEMORY, "1000")
 
     def restore(self) -> None:
         """
@@ -50,12 +45,6 @@ class LowPriority:
                 os.setpriority(os.PRIO_PGRP, 0, self._nice)
         if self._autogroup_lowered:
             _write(_AUTOGROUP, self._autogroup)
-
-    def keep(self) -> None:
-        """
-        Let the kernel treat this process as before when memory is short.
-        """
-        _write(_OUT_OF_MEMORY, self._memory)
 
 
 def _may_raise(nice: int) -> bool:

@@ -44,6 +44,8 @@ class _Waiting:
 
 _waiting: _Waiting | None = None
 """None in a process that has its rank."""
+_joining = False
+"""True while the session of this process joins the job, after the process has got its rank."""
 _taking = threading.RLock()
 """Is held while the session waits for its rank: several threads may use the session."""
 
@@ -92,18 +94,25 @@ class WarmSession(Session):
         if name.startswith("__"):
             return object.__getattribute__(self, name)
         _become_session(self)
-        return getattr(self, name)
+        return object.__getattribute__(self, name)
 
 
 def _become_session(session: WarmSession) -> None:
+    global _joining
     with _taking:
-        if type(session) is Session:  # another thread has waited for the rank meanwhile
+        # another thread, or a signal handler in `wait_for_rank`, may have made it a session
+        # meanwhile; and the methods that make it one use its attributes
+        if type(session) is Session or _joining:
             return
         wait_for_rank()
+        if type(session) is Session:
+            return
+        _joining = True
         at = SystemClock().now()
-        object.__setattr__(session, "__class__", Session)
         Session.__init__(session, rank_settings())
-        session.open(at)
+        Session.open(session, at)
+        object.__setattr__(session, "__class__", Session)
+        _joining = False
 
 
 def wait_for_rank() -> None:
@@ -129,6 +138,8 @@ def wait_for_rank() -> None:
         with suppress(OSError):  # the agent has ended, and the kernel kills this process
             waiting.channel.send(WAITING + _line().encode())
             task = take_task(waiting.channel)
+    if _waiting is not waiting:  # a signal handler has used the session, and has got the rank
+        return
     if task is None:
         os._exit(0)
     _waiting = None
@@ -153,7 +164,6 @@ def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
     set_environment(
         {name: value for name, value in variables.items() if waiting.environment.get(name) != value}
     )
-    waiting.priority.keep()
 
 
 def _line() -> str:

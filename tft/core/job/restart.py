@@ -351,6 +351,8 @@ class Restart:
         """
         job, step = self._job, self._job.incident.progress.agreed
         unread = self._comparison.unread()
+        if not job.ranks.whole:
+            job.training.repaired = True
         if not unread or step == 0:
             job.training.compared = job.training.whole = step
             job.training.forget_unlike(step)

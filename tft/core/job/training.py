@@ -67,7 +67,9 @@ class Training:
     compared any more."""
     begins_unlike: dict[str, str] = field(default_factory=dict)
     """By shard: which ranks began to train with different copies of the shard, as a sentence. It is
-    empty as soon as all copies were found equal at the end of a later step."""
+    empty if all copies were found equal later, without a repair."""
+    repaired: bool = False
+    """True if a rank has fetched or loaded its state, or has left, since training began."""
     tails: bool = False
     """True if the training loop of any rank reports where each step ends."""
     attempt: tuple[int, int] | None = None
@@ -114,9 +116,10 @@ class Training:
     def forget_unlike(self, step: int) -> None:
         """
         Forget that ranks began with different copies, because all copies were equal at the end of
-        `step`. Do nothing if that is the step from which the job was started.
+        `step`. Do nothing if that is the step from which the job was started, or if a repair has
+        made the copies equal.
         """
-        if step > self.first:
+        if step > self.first and not self.repaired:
             self.begins_unlike.clear()
 
 
