@@ -53,7 +53,7 @@ def started(outcome: Outcome) -> dict[tuple[int, int], bool]:
     found: dict[tuple[int, int], bool] = {}
     for line in lines:
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        found[int(facts["rank"]), int(facts["incarnation"])] = line.endswith(" forked")
+        found[int(facts["rank"]), int(facts["incarnation"])] = line.endswith("how=forked")
     return found
 
 
