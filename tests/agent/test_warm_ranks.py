@@ -218,8 +218,8 @@ async def test_warm_process_that_gets_its_rank_in_a_thread(stage: Stage) -> None
         "warm.rank_settings = lambda: None\n"
         "session = Session.__new__(Session)\n"
         "if not warm.is_warm():\n    object.__setattr__(session, '__class__', warm.Session)\n"
-        "other = threading.Thread(target=lambda: print('other', session.rank))\n"
-        "other.start()\nprint('main', session.rank)\nother.join()\n"
+        "other = threading.Thread(target=lambda: print(f'other {session.rank}\\n', end=''))\n"
+        "other.start()\nprint(f'main {session.rank}\\n', end='')\nother.join()\n"
     )
     await _trains(stage, script + PAGE + "page.train(True, time.monotonic()); say(1)\n"
                   "signal.pause()")  # fmt: skip
@@ -227,6 +227,24 @@ async def test_warm_process_that_gets_its_rank_in_a_thread(stage: Stage) -> None
     await _next(stage)
 
     assert sorted(_log(stage, "rank-0.1").splitlines()) == ["main 7", "other 7"]
+
+
+async def test_signal_handler_of_a_warm_process_that_uses_the_session(stage: Stage) -> None:
+    """When a signal handler uses the session while the script already waits in it, then the process
+    gets its rank, and both go on."""
+    script = (
+        "import signal\nfrom tft.worker import warm\n"
+        "def handle(number, frame):\n    print('handler', flush=True)\n"
+        "    if warm.is_warm():\n        warm.wait_for_rank()\n"
+        "signal.signal(signal.SIGUSR1, handle)\n"
+    )
+    await _trains(stage, script + TRAINS)
+    [warm] = await _waiting(stage, 1)
+    os.kill(warm, signal.SIGUSR1)
+    while not _log(stage, "warm-0.1"):
+        await stage.beat()
+
+    assert (await _next(stage)).pid == warm
 
 
 async def test_child_of_a_warm_process_cannot_take_the_rank(stage: Stage) -> None:
