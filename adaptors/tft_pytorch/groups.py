@@ -356,7 +356,7 @@ class _Freeing:
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
     a thread is not woken when its connection breaks (`interruptible.py` explains this). The thread
-    then waits for `GROUP_TIMEOUT`. Until then the group keeps four sleeping threads and its
+    then waits for `GROUP_TIMEOUT`. Until then the group keeps three sleeping threads and its
     buffers. If the training thread waited for the group, the whole job would wait.
     """
 
