@@ -1,8 +1,9 @@
 """
 The fork server: `python -m tft.worker.fork_server ADAPTOR FD`. The agent of a node runs one.
 
-The fork server imports once all modules that every rank needs, and modules of plugins that permit it
-(`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one, for a rank or for the rendezvous store.
+The fork server imports once all modules that every rank needs, and modules of plugins that permit
+it (`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one: for a rank, for a
+warm process, or for the rendezvous store.
 
 A fork copies only one thread, so the fork server must have only one. If an import has started other
 threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
@@ -30,9 +31,9 @@ def main() -> None:
     """
     Fork processes for the agent at the other end of FD, until the agent has ended.
 
-    In a forked process, do the task that the agent sends. If the task is a rank, `main` returns
-    when the script has ended, and the process ends like an ordinary Python. If the task is the
-    rendezvous store, `main` never returns.
+    In a forked process, do the task that the agent sends. If the task is a rank or a warm process,
+    `main` returns when the script has ended, and the process ends like an ordinary Python. If the
+    task is the rendezvous store, `main` never returns.
     """
     die_with_parent()
     agent = os.getppid()
