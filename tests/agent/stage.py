@@ -93,6 +93,11 @@ def say(step):
 """The beginning of scripts whose progress a test waits for. `say(n)` reports step `n` in the
 heartbeats."""
 
+THREADED = (
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+)
+"""A module that starts a thread, so that a process that has imported it cannot be forked."""
+
 
 def package(directory: Path, name: str, source: str, group: str) -> None:
     """
@@ -334,6 +339,13 @@ def _broker() -> Iterator[str]:
             yield f"127.0.0.1:{broker.stdout.readline().strip()}"
         finally:
             broker.kill()
+
+
+def command_line(pid: int) -> bytes:
+    """
+    Return the command line with which a process was started, with a zero byte after each word.
+    """
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def gone(pid: int) -> None:

@@ -16,13 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
+from tests.agent.stage import ADAPTOR, PAGE, THREADED, Stage, command_line, gone, package
 from tft.protocol.messages import EndNode, Exited, Spawned, StoreOpened
-
-THREADED = (
-    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-)
-"""A module that starts a thread, so that a process that has imported it cannot be forked."""
 
 UNABLE = """
 import os
@@ -186,13 +181,13 @@ async def test_killed_store_is_opened_again(stage: Stage, way: str) -> None:
     await _agent(stage, way, "pass")
     await stage.report(StoreOpened)
     first, heard = _store(stage), len(stage.reports)
-    assert (b"tft.worker.fork_server" in _command(first)) == (way == "forked")
+    assert (b"tft.worker.fork_server" in command_line(first)) == (way == "forked")
     os.kill(first, signal.SIGKILL)
     await stage.report(StoreOpened, since=heard)
 
     assert _store(stage) != first
     module = b"tft.worker.fork_server" if way == "forked" else b"tft.worker.store"
-    assert module in _command(_store(stage))
+    assert module in command_line(_store(stage))
     await stage.start()
     assert (await stage.report(Exited)).code == 0
 
@@ -340,7 +335,9 @@ async def _waiting(stage: Stage, agent: int, incarnation: int) -> int:
         spawned = [report for report in stage.reports if isinstance(report, Spawned)]
         others = {_store(stage), *(report.pid for report in spawned)}
         forked = sorted(
-            pid for pid in _watched(agent) - others if b"tft.worker.fork_server" in _command(pid)
+            pid
+            for pid in _watched(agent) - others
+            if b"tft.worker.fork_server" in command_line(pid)
         )
         if len(forked) > 1 and any(report.incarnation == incarnation for report in spawned):
             return forked[1]  # the first is the fork server
@@ -377,14 +374,10 @@ def _fork_server(stage: Stage) -> int:
     others = {report.pid for report in stage.reports if isinstance(report, Spawned)}
     others.add(_store(stage))
     [server] = [
-        pid for pid in set(stage.alive()) - others if b"tft.worker.fork_server" in _command(pid)
+        pid for pid in set(stage.alive()) - others if b"tft.worker.fork_server" in command_line(pid)
     ]
     return server
 
 
 def _store(stage: Stage) -> int:
     return int((stage.run_dir / "pids" / "store-0.pid").read_text())
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()

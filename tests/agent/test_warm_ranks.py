@@ -9,11 +9,10 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
+from tests.agent.stage import ADAPTOR, PAGE, THREADED, Stage, command_line, gone, package
 from tft.protocol.messages import EndNode, Exited, Spawned
 
 NEEDS_A_RANK = """
@@ -23,10 +22,6 @@ if warm.is_warm():
 """
 """The point of a script that the first use of the session is in a script of a user."""
 TRAINS = NEEDS_A_RANK + PAGE + "page.train(True, time.monotonic()); say(1); signal.pause()"
-THREADED = (
-    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-)
-"""A module that starts a thread, so that a process that has imported it cannot be forked."""
 
 
 async def _trains(stage: Stage, script: str, *, adaptor: str = "staged") -> None:
@@ -74,10 +69,6 @@ def lowest_nice() -> int:
     return int(done.stdout)
 
 
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 def _log(stage: Stage, name: str) -> str:
     return (stage.run_dir / "logs" / f"{name}.log").read_text()
 
@@ -96,7 +87,7 @@ async def test_next_incarnation_is_a_warm_process(stage: Stage, way: str) -> Non
 
     assert spawned.pid == first
     assert (await _next(stage, 2)).pid == second
-    assert (b"tft.worker.fork_server" in _command(second)) == (way == "forked")
+    assert (b"tft.worker.fork_server" in command_line(second)) == (way == "forked")
 
 
 async def test_all_warm_processes_are_used(stage: Stage) -> None:

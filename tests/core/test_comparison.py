@@ -277,9 +277,9 @@ def test_initial_states_are_not_compared_when_the_wrappers_are_not_built() -> No
     assert job.facts("copies_differ") == []
 
 
-def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None:
-    """When the wrappers are built and one rank begins with a different copy, then the operator is
-    told before the first step, and training begins."""
+def begun_with_another_copy() -> ScriptedJob:
+    """Return a job of three ranks in which rank 1 has begun with another learning rate than the
+    others. All ranks have trained two steps."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
     job.script.slow = {2}
     job.start()
@@ -287,6 +287,13 @@ def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None
     job.arrive(2)
     job.settle()
     job.train(2)
+    return job
+
+
+def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None:
+    """When the wrappers are built and one rank begins with a different copy, then the operator is
+    told before the first step, and training begins."""
+    job = begun_with_another_copy()
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
     (told,) = job.facts("begins_unlike")
     assert told["why"] == (
@@ -300,13 +307,7 @@ def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None
 def test_copies_that_a_script_has_made_equal_are_not_reported() -> None:
     """When a rank begins with a different copy, and the copies are found equal in a later incident,
     then the report does not name the rank."""
-    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
-    job.script.slow = {2}
-    job.start()
-    job.ranks[1].state.settings = "another learning rate"
-    job.arrive(2)
-    job.settle()
-    job.train(2)
+    job = begun_with_another_copy()
     assert len(job.machine.begins_unlike) == 1
     job.ranks[1].state.settings = job.ranks[0].state.settings
     job.fault(0, "network")
@@ -319,13 +320,7 @@ def test_copies_that_a_script_has_made_equal_are_not_reported() -> None:
 def test_copies_that_a_repair_has_made_equal_are_reported() -> None:
     """When a rank begins with a different copy, and is replaced by a process that fetches the copy
     of another rank, then the report still names the rank: it has trained another model."""
-    job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
-    job.script.slow = {2}
-    job.start()
-    job.ranks[1].state.settings = "another learning rate"
-    job.arrive(2)
-    job.settle()
-    job.train(2)
+    job = begun_with_another_copy()
     job.kill(1)
     job.settle()
     job.train(2)

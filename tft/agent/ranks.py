@@ -41,9 +41,9 @@ On an idle machine, a process needs only milliseconds for this, even with a hund
 _Ready = WarmProcess | ForkedProcess
 """A process that waits for a rank."""
 _HOW = {WarmProcess: "warm", ForkedProcess: "forked"}
+"""For the log: how the process of a rank was started, if it waited for its rank before."""
 _ELSEWHERE = "by another program"
-"""For the log: how the process of a rank was started. A process that was started anew is "executed".
-"""
+"""For the log: the process of a rank was started by the operator's start program."""
 
 PARTS = 7
 """The number of extra beats with digests, about, in one cycle through all slices of a shard. A rank

@@ -26,6 +26,7 @@ _PAUSE = 1.0
 """The time in seconds before the next warm process is started when one has ended. The time doubles
 with each further one that ends."""
 _LONGEST_PAUSE = 600.0
+"""The time in seconds beyond which this pause does not grow."""
 _SCRIPT_LIMIT = 600.0
 """The time in seconds after which a warm process that does not wait for a rank yet is killed. Its
 script probably waits for something that only a rank can get."""
@@ -52,14 +53,14 @@ class WarmProcess:
 
     def has_ended(self, child: Child) -> None:
         """
-        Call the present function `ended`.
+        Call the function in `ended`. It is another one after the process has got its rank.
         """
         self.ended(child)
 
     def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
-        Give the process its rank, and call `ended` when the process has ended. Return the process,
-        or None if it has already ended.
+        Send the task `task`, which is a rank, to this warm process, and call `ended` when the
+        process has ended. Return the process, or None if it has already ended.
         """
         with self.channel:
             try:

@@ -9,8 +9,9 @@ from pathlib import Path
 _LOWEST = 19
 """The lowest priority, as a nice value."""
 _AUTOGROUP = Path("/proc/self/autogroup")
-"""The priority of the session of this process, if the kernel divides the processor time among
-sessions first (man 7 sched). A nice value then counts only within a session."""
+"""The file with the priority of all processes that `setsid` has put together with this one. Many
+kernels divide the processor time among such sets of processes first (man 7 sched). The nice value
+of a process then counts only within its own set."""
 
 
 class LowPriority:
@@ -50,7 +51,8 @@ class LowPriority:
 def _may_raise(nice: int) -> bool:
     """
     Return whether this process may raise its priority to `nice` again. Try it with the next lower
-    priority, because capabilities tell it wrongly in a container with user ids of its own.
+    priority. The capabilities of the process would not show it: in a container with user ids of its
+    own, a process has the capability, and the kernel still refuses.
     """
     if nice >= _LOWEST:
         return False

@@ -47,7 +47,7 @@ _waiting: _Waiting | None = None
 _joining = False
 """True while the session of this process joins the job, after the process has got its rank."""
 _taking = threading.RLock()
-"""Is held while the session waits for its rank: several threads may use the session."""
+"""This lock is held while the session waits for its rank, because several threads may use it."""
 
 
 def wait_in_session(channel: socket.socket, begin: Callable[[], None]) -> None:
@@ -89,8 +89,8 @@ class WarmSession(Session):
         """
         Wait for the rank, then return the attribute `name` of the session of that rank.
         """
-        # Python itself reads `__class__` and others, as for `isinstance`; that is no use of the
-        # session
+        # `isinstance` and other parts of Python read names such as `__class__`; this must not count
+        # as the first use of the session
         if name.startswith("__"):
             return object.__getattribute__(self, name)
         _become_session(self)
@@ -100,12 +100,12 @@ class WarmSession(Session):
 def _become_session(session: WarmSession) -> None:
     global _joining
     with _taking:
-        # another thread, or a signal handler in `wait_for_rank`, may have made it a session
-        # meanwhile; and the methods that make it one use its attributes
+        # return at once if another thread has got the rank while this thread waited for the lock, or
+        # if this is a use of the session by its own methods while it joins the job
         if type(session) is Session or _joining:
             return
         wait_for_rank()
-        if type(session) is Session:
+        if type(session) is Session:  # a signal handler has used the session during the wait
             return
         _joining = True
         at = SystemClock().now()
