@@ -46,15 +46,13 @@ def is_cut(fd: int, spared: frozenset[int]) -> bool:
     Return whether a file descriptor is a connection of a process group of gloo that was shut down.
     Sockets whose inode numbers are in `spared` are none.
     """
-    try:
-        if fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC or os.fstat(fd).st_ino in spared:
-            return False
-    except OSError:  # the descriptor `fd` was closed meanwhile
+    found = _tcp_connection(fd)
+    if found is None:
         return False
-    connection = _tcp_connection(fd)
-    if connection is None:
-        return False
+    connection, close_on_exec = found
     with connection:
+        if close_on_exec or os.fstat(connection.fileno()).st_ino in spared:
+            return False
         return _is_shut(connection)
 
 
@@ -76,13 +74,10 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
-    try:
-        close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-    except OSError:  # the descriptor `fd` was closed meanwhile
+    found = _tcp_connection(fd)
+    if found is None:
         return False
-    connection = _tcp_connection(fd)
-    if connection is None:
-        return False
+    connection, close_on_exec = found
     with connection:
         try:
             if os.fstat(connection.fileno()).st_ino != inode:
@@ -95,14 +90,16 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     return True
 
 
-def _tcp_connection(fd: int) -> socket.socket | None:
+def _tcp_connection(fd: int) -> tuple[socket.socket, bool] | None:
     """
-    Return a copy of the file descriptor `fd` as a socket. Return None if `fd` is closed or is not a
-    TCP connection. Another thread may close `fd`, but not the copy, which the caller must close.
+    Return a copy of the file descriptor `fd` as a socket, and whether `fd` itself is closed on
+    exec. Return None if `fd` is closed or is not a TCP connection. Another thread may close `fd`,
+    but not the copy, which the caller must close.
     """
     try:
+        close_on_exec = bool(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC)
         duplicate = os.dup(fd)
-    except OSError:
+    except OSError:  # the descriptor `fd` was closed meanwhile
         return None
     if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
         os.close(duplicate)
@@ -117,6 +114,6 @@ def _tcp_connection(fd: int) -> socket.socket | None:
         and connection.type == socket.SOCK_STREAM
         and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ):
-        return connection
+        return connection, close_on_exec
     connection.close()
     return None
