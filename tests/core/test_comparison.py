@@ -1192,16 +1192,16 @@ def test_only_ranks_that_share_a_shard_compare_in_rank_order() -> None:
 
 
 def test_ranks_are_ordered_to_compare_together_with_the_stop() -> None:
-    """When ranks are ordered to leave their loops, then they are ordered to compare at once. No
-    strategy is chosen before all have done both."""
+    """When ranks are ordered to leave their loops, then they are ordered at once to compare, and to
+    form groups. No strategy is chosen before all have left their loops and compared."""
     job = trained(world=3)
     job.script.muted = {(1, "stop"), (2, "compare")}
     job.fault(0, "network")
     job.settle()
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
     assert job.machine.incident.tasks["compare"].waiting == {1, 2}
+    assert [order.to for order in job.orders(Regroup)] == [(0, 1, 2)]
     assert job.doing == "clearing"
-    assert not job.orders(Regroup)
 
 
 def test_limit_of_the_comparison_begins_when_all_ranks_have_left_their_loops() -> None:

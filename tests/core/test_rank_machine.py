@@ -48,6 +48,7 @@ from tft.protocol.messages import (
     OrderName,
     Position,
     RankOrder,
+    Rebuild,
     Regroup,
     Release,
     Resume,
@@ -294,6 +295,70 @@ def test_rank_that_joins_after_the_freeze_compares_at_once() -> None:
     """When a rank got no freeze in this round, then it is out of its loop, and compares at once."""
     machine = RankMachine(rank=0, incarnation=0)
     assert order(machine, "compare", compare(), 1.0) == [Execute(name="compare", order=compare())]
+
+
+def stopped() -> RankMachine:
+    """
+    Return the machine of a rank that has frozen and stopped in the first round.
+    """
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "freeze", freeze(), 1.0)
+    order(machine, "stop", stop(3), 1.1)
+    done(machine, "stop", stop(3), 1.2)
+    return machine
+
+
+def test_rank_forms_groups_while_it_compares() -> None:
+    """When a rank that has stopped is ordered to compare and to form groups, then it begins both.
+    Each is answered when it is done."""
+    machine = stopped()
+    assert names(order(machine, "compare", compare(), 1.3)) == ["Execute"]
+    assert names(order(machine, "regroup", regroup(), 1.3)) == ["Execute"]
+    stages = [machine.stage]
+    assert the_answer(done(machine, "regroup", regroup(), 1.4)).order == "regroup"
+    stages.append(machine.stage)
+    assert the_answer(done(machine, "compare", compare(), 1.5)).order == "compare"
+    assert [*stages, machine.stage] == [Stage.BUSY, Stage.BUSY, Stage.IDLE]
+
+
+def test_no_order_changes_the_state_while_a_rank_compares() -> None:
+    """When a rank compares, then it carries out no order that may change its state, not even a stop
+    of the next round. It carries these orders out after the comparison."""
+    others: dict[OrderName, RankOrder] = {
+        "rebuild": Rebuild(**key(), to=(0,)),
+        "stop": stop(3, round=2),
+        "compare": compare(round=2),
+    }
+    for name, what in others.items():
+        machine = stopped()
+        order(machine, "compare", compare(), 1.3)
+        assert "Execute" not in names(order(machine, name, what, 1.4))
+        begun = done(machine, "compare", compare(), 1.5)
+        assert begun[-1] == Execute(name=name, order=what)
+
+
+def test_new_round_interrupts_the_forming_of_groups_while_a_rank_compares() -> None:
+    """When a new round begins while a rank compares and forms groups, then the rank is interrupted
+    until it does neither. Neither is answered, because both belong to the old round."""
+    machine = stopped()
+    order(machine, "compare", compare(), 1.3)
+    order(machine, "regroup", regroup(), 1.3)
+    assert names(order(machine, "freeze", freeze(round=2), 1.4)) == ["Abort", "Lock"]
+    assert done(machine, "regroup", regroup(), 1.41, failure="called off") == []
+    assert machine.handle(Woken(at=1.4 + AGAIN)) == [Abort()]
+    assert done(machine, "compare", compare(), 1.5) == []
+    assert machine.next_deadline() is None
+
+
+def test_rank_that_could_not_stop_neither_compares_nor_forms_groups() -> None:
+    """When a rank has failed to stop, then its step is not undone and its groups are not dropped.
+    So it neither compares nor forms groups."""
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "freeze", freeze(), 1.0)
+    order(machine, "stop", stop(3), 1.1)
+    order(machine, "compare", compare(), 1.1)
+    order(machine, "regroup", regroup(), 1.1)
+    assert names(done(machine, "stop", stop(3), 1.2, failure="it broke")) == ["Answer"]
 
 
 def test_late_wake_up_does_not_abort_a_rank_that_left_the_loop() -> None:
@@ -546,8 +611,9 @@ def test_order_other_than_a_check_waits_until_the_rank_leaves_the_loop() -> None
     """When a rank stands still in the loop and gets an order other than a check, then the order
     waits until the rank has left the loop."""
     machine = paused(training())
-    assert order(machine, "regroup", regroup(), 2.0) == []
-    assert machine.handle(Left(at=2.1)) == [Execute(name="regroup", order=regroup())]
+    rebuild = Rebuild(**key(), to=(0,))
+    assert order(machine, "rebuild", rebuild, 2.0) == []
+    assert machine.handle(Left(at=2.1)) == [Execute(name="rebuild", order=rebuild)]
 
 
 def test_each_state_of_the_training_thread_has_its_own_stage() -> None:

@@ -339,7 +339,7 @@ def an_order_before_all_have_answered(patch: Patch) -> None:
 
 
 def a_comparison_before_the_stop(patch: Patch) -> None:
-    patch.setattr(RankMachine, "_must_stop_first", lambda *_: False)
+    patch.setattr(RankMachine, "_must_wait", lambda *_: False)
 
 
 def a_request_to_end_is_forgotten(patch: Patch) -> None:
@@ -529,7 +529,8 @@ BREACHES = (
         schedules=somebody_dies_while_all_save,
     ),
     Breach(
-        breaks=a_comparison_before_the_stop, promise="a rank compares only after it has stopped"
+        breaks=a_comparison_before_the_stop,
+        promise="a rank compares and forms groups only after it has stopped",
     ),
     Breach(breaks=a_fault_that_joins_is_forgotten, promise="each fault belongs to an incident"),
     Breach(breaks=success_before_one_more_step, promise="recovery succeeds after one more step"),

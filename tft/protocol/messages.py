@@ -890,7 +890,8 @@ class Regroup:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     """The first step that will be computed with these groups. 0: the step is not known yet, because
-    the ranks will find and load a checkpoint themselves (order `Reload`)."""
+    the ranks will find and load a checkpoint themselves (order `Reload`). If it turns out that the
+    ranks will compute another step, they get a new order in a new round."""
     name: str
     """A name that no earlier set of process groups has had."""
     host: str

@@ -140,10 +140,6 @@ def abandon(process: ProcessPart) -> None:
         clock.after(0.002, process.done, task, "ConnectionError: the group was shut")
 
 
-def _at_work(process: ProcessPart, execute: Execute) -> bool:
-    return process.thread.task is execute and process.life.alive and not process.thread.stuck
-
-
 def _tear(process: ProcessPart, shards: Iterable[str]) -> None:
     for name in shards:
         process.memory.content[name] = process.stage.truth.wrong()
@@ -169,12 +165,12 @@ def _compared(process: ProcessPart) -> Work:
 
 
 def _say(process: ProcessPart, execute: Execute) -> None:
-    if _at_work(process, execute):
+    if process.at_work(execute):
         process.done(execute, None, _compared(process))
 
 
 def _clear(process: ProcessPart, execute: Execute) -> None:
-    if _at_work(process, execute):
+    if process.at_work(execute):
         if process.group is not None:
             process.group.leave(process, loud=False)
             process.group = None
@@ -185,7 +181,7 @@ def _clear(process: ProcessPart, execute: Execute) -> None:
 
 
 def _regroup(process: ProcessPart, execute: Execute, order: Regroup) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     stage = process.stage
     store = (order.host, order.port)
@@ -195,7 +191,7 @@ def _regroup(process: ProcessPart, execute: Execute, order: Regroup) -> None:
 
 
 def _rebuild(process: ProcessPart, execute: Execute) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     if process.group is None:
         return process.shut_out("there is no group")
@@ -205,7 +201,7 @@ def _rebuild(process: ProcessPart, execute: Execute) -> None:
 def _fetch(
     process: ProcessPart, execute: Execute, order: Fetch, had: Mapping[str, Content]
 ) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     for transfer in order.transfers:
         content = _given(process, transfer, order)
@@ -246,7 +242,7 @@ def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | 
 
 
 def _restore(process: ProcessPart, execute: Execute, order: Restore) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     if order.step not in process.backups():
         why = f"OrderRefused: rank {process.rank} keeps no copy of step {order.step}"
@@ -258,7 +254,7 @@ def _restore(process: ProcessPart, execute: Execute, order: Restore) -> None:
 
 
 def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     files = process.stage.disk.whole.get(order.directory)
     if order.directory in process.stage.disk.unreadable:
@@ -288,7 +284,7 @@ def _number(written: Written) -> int:
 
 
 def _reload(process: ProcessPart, execute: Execute, order: Reload) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     if process.group is None:
         return process.shut_out("there is no group to meet the others in")
@@ -326,7 +322,7 @@ def _told(process: ProcessPart) -> dict[int, str]:
 
 
 def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     if process.rank in order.derive:
         data: int | None = process.stage.truth.data(order.step)
@@ -354,7 +350,7 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
 
 
 def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     stage = process.stage
     own = _local_state(process, order.step, order.incident)
@@ -372,7 +368,7 @@ def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
 
 
 def _commit(process: ProcessPart, execute: Execute, order: Commit) -> None:
-    if not _at_work(process, execute):
+    if not process.at_work(execute):
         return
     stage = process.stage
     parts = stage.disk.parts.pop(order.directory, {})

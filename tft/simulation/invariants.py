@@ -104,7 +104,7 @@ class Invariants:
             case _:
                 step = None
         key = (order.incident, order.round)
-        if isinstance(order, Compare):
+        if isinstance(order, Compare | Regroup):
             self._stopped_before(process, key)
         if isinstance(order, Reload) and process.thread.task is not None:
             self._found.setdefault(key, set())
@@ -146,14 +146,14 @@ class Invariants:
 
     def _stopped_before(self, process: ProcessPart, key: tuple[int, int]) -> None:
         """
-        Check that a rank that was ordered to freeze has stopped before it carries out a `compare`
-        order. `key` has the numbers of the incident and the round.
+        Check that a rank that was ordered to freeze has stopped before it compares or forms groups.
+        `key` has the numbers of the incident and the round.
         """
         rank_machine = process.rank_machine
         if rank_machine.heard("freeze") and not rank_machine.answered("stop"):
             raise Broken(
-                "a rank compares only after it has stopped",
-                f"rank {process.rank} began to compare in round {key} before it had stopped",
+                "a rank compares and forms groups only after it has stopped",
+                f"rank {process.rank} began this in round {key} before it had stopped",
             )
 
     def heeded(

@@ -169,9 +169,7 @@ class Process:
             )
         )
         self.thread.phase = "idle"
-        if self.thread.pending is not None:
-            execute, self.thread.pending = self.thread.pending, None
-            self._begin(execute)
+        self._begin_pending()
 
     # ---------------------------------------------------------------- the control thread
 
@@ -253,8 +251,8 @@ class Process:
             case Execute():
                 self._execute(command)
             case Withdraw():
-                if self.thread.pending is not None:
-                    self.thread.pending = None
+                if self.thread.pending:
+                    self.thread.pending.clear()
                     self.handle(Withdrawn())
             case Answer(answer=answer):
                 self.mail.post(answer)
@@ -267,7 +265,14 @@ class Process:
         if self.thread.phase in ("idle", "gate") and not self.thread.stuck:
             self._begin(execute)
         else:
-            self.thread.pending = execute
+            self.thread.pending.append(execute)
+
+    def _begin_pending(self) -> None:
+        """
+        Begin the orders that have waited for the training thread, until one keeps it busy.
+        """
+        while self.thread.pending and self.thread.phase in ("idle", "gate"):
+            self._begin(self.thread.pending.pop(0))
 
     def look_at_gate(self) -> None:
         """
@@ -302,6 +307,9 @@ class Process:
     def _begin(self, execute: Execute) -> None:
         if execute.name == "resume":
             loop.enter(self, execute)
+        elif execute.name == "compare":
+            self.thread.aside = execute
+            hands.begin(self, execute)
         else:
             self.thread.errand = self.thread.phase == "gate"
             self.thread.phase = "working"
@@ -310,17 +318,27 @@ class Process:
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Handle the end of an order on the training thread. `failure` is None if the thread has
-        carried out the order; `work` is the result.
+        Handle the end of an order on the training thread, or of a `compare` order on another
+        thread. `failure` is None if the thread has carried out the order; `work` is the result.
         """
-        if task is None or self.thread.task is not task or not self.life.alive or self.thread.stuck:
+        if task is None or not self.at_work(task):
             return
+        if task is self.thread.aside:
+            self.thread.aside = None
+            return self.tell_done(task, failure, work)
         self.thread.task = None
         self.thread.phase = "gate" if self.thread.errand else "idle"
         self.thread.errand = False
         self.stage.checks.invariants.finished(self)
         self.tell_done(task, failure, work)
         self.look_at_gate()
+
+    def at_work(self, task: Execute) -> bool:
+        """
+        Return whether a thread of this process still carries out the order `task`.
+        """
+        carried_out = task is self.thread.task or task is self.thread.aside
+        return carried_out and self.life.alive and not self.thread.stuck
 
     def shut_out(self, why: str) -> None:
         """

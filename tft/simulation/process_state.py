@@ -94,8 +94,10 @@ class TrainingThread:
     """True when the training thread no longer moves."""
     task: Execute | None = None
     """The order that the training thread is carrying out."""
-    pending: Execute | None = None
-    """The order that waits until the training thread is free."""
+    pending: list[Execute] = field(default_factory=list)
+    """The orders that wait until the training thread is free, oldest first."""
+    aside: Execute | None = None
+    """The `compare` order for which another thread digests the state. None: there is none."""
     errand: bool = False
     """True while the training thread carries out an order in the loop, where it waits at the step
     gate (before an update). Other orders are carried out outside the loop."""

@@ -107,6 +107,11 @@ class ProcessPart(Protocol):
         carried out the order; `work` is the result.
         """
 
+    def at_work(self, task: Execute) -> bool:
+        """
+        Return whether a thread of this process still carries out the order `task`.
+        """
+
     def shut_out(self, why: str) -> None:
         """
         Let the current order fail with a `ConnectionError`. The training thread waits for an

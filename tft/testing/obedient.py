@@ -148,16 +148,16 @@ class ScriptedRank:
 
     def must_stop_before(self, order: RankOrder) -> bool:
         """
-        Return True if `order` is a compare order that the rank cannot carry out yet, because it was
-        frozen in the same round and has received no stop order since. A real worker too compares
-        only after it has carried out the stop order.
+        Return True if `order` is a compare or regroup order that the rank cannot carry out yet,
+        because it was frozen in the same round and has carried out no stop order since. A real
+        worker too carries out these orders only after the stop order.
         """
         heard = self.orders
         return (
-            isinstance(order, Compare)
+            isinstance(order, Compare | Regroup)
             and heard.key == (order.incident, order.round)
             and "freeze" in heard.names
-            and "stop" not in heard.names
+            and ("stop" not in heard.names or self.training)
         )
 
     @property

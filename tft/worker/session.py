@@ -3,9 +3,11 @@ The session: the part of a worker that runs on the training thread.
 
 In `Session.run` the training thread either runs the user's `train` or carries out the orders of
 an incident. It carries them out one by one, in the order in which the control thread passes them.
+Only the digests of the state, for the order `compare`, are computed on another thread.
 """
 
 import atexit
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,11 @@ from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
+from tft.limits import no_thread
 from tft.page import Page
 from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
+    Compare,
     Complete,
     End,
     Faulted,
@@ -547,26 +551,50 @@ class Session:
 
     def _carry_out(self, execute: Execute) -> None:
         began = self._clock.now()
-        failure: str | None = None
-        lost = False
-        work = Work()
-        self._observers.incarnations = execute.order.incarnations
+        order = execute.order
+        self._observers.incarnations = order.incarnations
         try:
-            heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
-            self._observers.order(execute.name, execute.order.incident, heading)
-            if isinstance(execute.order, Rollback):
-                self._loop.periodic.rolled_back(execute.order.step)
-                self._records.drop_later(execute.order.step)
-            work = self._hands.carry_out(execute.order)
-            if isinstance(execute.order, Rollback):
-                self._loop.rolled_back(execute.order.step)
-            self._tell_of_what_was_made(execute.order)
+            heading = order.step if isinstance(order, Regroup) else self.step
+            self._observers.order(execute.name, order.incident, heading)
         except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
-            failure = f"{type(error).__name__}: {error}"
-            lost = self._faults.diagnose(error).context_lost
-            log.warning("order_failed", order=execute.name, why=failure)
-            if isinstance(execute.order, Save):
-                work = self._hands.left_to_save()
+            return self._answer_failure(execute, began, error)
+        if isinstance(order, Compare):
+            return self._compare_aside(execute, began)
+        return self._carry_out_here(execute, began)
+
+    def _compare_aside(self, execute: Execute, began: float) -> None:
+        """
+        Digest the state on another thread, so that the training thread can form process groups
+        meanwhile. If the system has no more threads, digest the state on this thread.
+        """
+        thread = threading.Thread(
+            target=self._carry_out_here, args=(execute, began), name="tft-compare", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("compares_on_training_thread", why=no_thread(error))
+            self._carry_out_here(execute, began)
+
+    def _carry_out_here(self, execute: Execute, began: float) -> None:
+        order = execute.order
+        try:
+            if isinstance(order, Rollback):
+                self._loop.periodic.rolled_back(order.step)
+                self._records.drop_later(order.step)
+            work = self._hands.carry_out(order)
+            if isinstance(order, Rollback):
+                self._loop.rolled_back(order.step)
+            self._tell_of_what_was_made(order)
+        except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
+            return self._answer_failure(execute, began, error)
+        return self._control.tell(self._done(execute, began, work=work))
+
+    def _answer_failure(self, execute: Execute, began: float, error: Exception) -> None:
+        failure = f"{type(error).__name__}: {error}"
+        lost = self._faults.diagnose(error).context_lost
+        log.warning("order_failed", order=execute.name, why=failure)
+        work = self._hands.left_to_save() if isinstance(execute.order, Save) else Work()
         self._control.tell(self._done(execute, began, failure, work, context_lost=lost))
 
     def _tell_of_what_was_made(self, order: object) -> None:

@@ -240,6 +240,7 @@ class Recovery:
             holders = self.comparison.will_hold(to, finish)
             if holders:
                 job.issue(Compare(**job.key(), to=holders), longer=inf)
+            self.restart.form_groups_early(to, finish)
         return True
 
     def _compare(self) -> bool:
@@ -248,6 +249,13 @@ class Recovery:
         copies and begin the choice of a recovery strategy. Return True if the choice has begun.
         """
         job = self._job
+        if job.forms_groups_in_vain():
+            # the ranks wait for a lost rank, and can carry out no other order meanwhile
+            self.attempts.freeze()
+            return False
+        if "regroup" in job.incident.tasks:
+            # all ranks have left their loops, so all of them form groups now
+            job.limit("regroup")
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
             # all ranks have left their loops, and some still digest their copies. The time limit

@@ -4,6 +4,7 @@ process groups, rebuild their wrappers (such as DDP), roll back, and enter their
 """
 
 from dataclasses import replace
+from math import inf
 
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, forget_tails, not_compared, note_habits, note_tails
@@ -48,6 +49,40 @@ class Restart:
         self._comparison = comparison
         self._choice = choice
 
+    def form_groups_early(self, ranks: tuple[int, ...], step: int) -> None:
+        """
+        If the recovery strategy will be `retry`, as far as is known now, order the ranks to form
+        process groups at once. So they form the groups while they digest their copies of the
+        shards. `ranks` are the ranks that leave their loops, `step` is the last step that they
+        complete.
+        """
+        job, incident, store = self._job, self._job.incident, self._job.nodes.store
+        if store is not None and set(ranks) == job.ranks.members and self._will_retry():
+            incident.store = store
+            job.issue(self._regroup(step + 1, *store), longer=inf)
+
+    def _will_retry(self) -> bool:
+        """
+        Return True if nothing is known yet that could lead to another strategy than `retry`, or to
+        an earlier step than the last one that all ranks complete.
+        """
+        job, incident = self._job, self._job.incident
+        if job.policy.advised or job.succession.warm() or job.returning():
+            return False  # another strategy may be advised, or is possible and comes first
+        if incident.decision.forced or incident.decision.attempts or incident.turnover.respawns:
+            return False
+        spread = incident.spread
+        if spread.ceiling is not None or spread.equals or spread.suspects or job.training.untrained:
+            return False
+        return (
+            "retry" in job.policy.enable
+            and "retry" not in incident.decision.failed
+            and all(
+                "retry" in rank_state.declared.strategies and rank_state.holdings.sound
+                for rank_state in job.ranks.member_states()
+            )
+        )
+
     def start(self) -> bool:
         """
         When every rank that takes part can carry out orders, plan the repair and begin it: order
@@ -75,6 +110,7 @@ class Restart:
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
             note_lost_step(job, repair.step)
             self._repair(repair, *store)
+            return True  # groups that were formed early may be all that the repair needs
         return False
 
     def _all_there(self) -> bool:
@@ -98,17 +134,7 @@ class Restart:
         job, incident, step = self._job, self._job.incident, repair.step
         incident.progress.step, incident.store = None if step is None else step + 1, (host, port)
         job.move(S.REPAIRING)
-        name = f"{job.name}/{incident.number}.{incident.round}"
-        without = tuple(rank for rank in job.ranks.states if rank not in job.ranks.members)
-        regroup = job.to_all(
-            Regroup,
-            step=incident.progress.step or 0,
-            name=name,
-            host=host,
-            port=port,
-            without=without,
-        )
-        job.issue(regroup)
+        self._order_groups(incident.progress.step or 0, host, port)
         if step is None:
             # the ranks will find and load a checkpoint themselves (order `reload`). That order
             # comes when the process groups are formed, because the ranks may need the groups for it
@@ -134,6 +160,36 @@ class Restart:
         ]
         if fetches:
             job.issue(*fetches)
+
+    def _order_groups(self, step: int, host: str, port: int) -> None:
+        """
+        Order the ranks to form process groups, unless they have this order already. If they have
+        an order to form other groups, first begin a new round, so that they give up that order.
+        """
+        job = self._job
+        early, regroup = job.incident.tasks.get("regroup"), self._regroup(step, host, port)
+        if early is not None:
+            if [replace(order, epoch=regroup.epoch) for order in early.orders] == [regroup]:
+                return
+            job.new_round()
+            regroup = self._regroup(step, host, port)
+        job.issue(regroup)
+
+    def _regroup(self, step: int, host: str, port: int) -> Regroup:
+        """
+        Return the order to form process groups for `step` with the rendezvous store at `host` and
+        `port`.
+        """
+        job, incident = self._job, self._job.incident
+        return Regroup(
+            **job.key(),
+            to=tuple(sorted(job.ranks.members)),
+            step=step,
+            name=f"{job.name}/{incident.number}.{incident.round}",
+            host=host,
+            port=port,
+            without=tuple(rank for rank in job.ranks.states if rank not in job.ranks.members),
+        )
 
     def repaired(self) -> None:
         """

@@ -249,6 +249,14 @@ class Job:
         """
         return FAULTS[self.state]
 
+    def new_round(self) -> None:
+        """
+        Begin a new round of the incident, in which answers to orders of the round before are
+        ignored. Give up the process groups that ranks may be forming.
+        """
+        self.incident.round += 1
+        self.incident.tasks.pop("regroup", None)
+
     def step_to(self, state: State, order: RankOrder, *, longer: float = 0.0) -> None:
         """
         Move the job to `state`, and send the order that belongs to this state. Do not wait for the
@@ -316,6 +324,15 @@ class Job:
         """
         tasks = self.incident.tasks
         return not any(tasks[order].waiting for order in orders if order in tasks)
+
+    def forms_groups_in_vain(self) -> bool:
+        """
+        Return True if ranks are forming process groups with a rank that has lost its process since
+        the order to form them. Then these groups can never be formed.
+        """
+        task = self.incident.tasks.get("regroup")
+        states = [self.ranks.states[r] for order in task.orders for r in order.to] if task else []
+        return any(not state.ready or state.process.terminating for state in states)
 
     def excuse(self, rank: int) -> None:
         """

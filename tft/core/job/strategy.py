@@ -57,7 +57,7 @@ class StrategyChoice:
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
             # begin a new round, so that advice about the offers of the old round is ignored
-            incident.round += 1
+            job.new_round()
         if job.unsettled():
             # end the wait for plugins that were asked in the old round: their advice would be
             # ignored
@@ -285,6 +285,10 @@ class StrategyChoice:
         ]
         plan = Plan.of(offer, name)
         incident.decision.follow(plan)
+        if "regroup" in incident.tasks and offer.strategy != "retry":
+            # the ranks form process groups already, for a retry. These groups are of no use for
+            # another strategy
+            job.new_round()
         job.tell(
             "strategy_chosen",
             incident=incident.number,

@@ -3,8 +3,9 @@ The rank machine: it decides what the process of one rank does with the orders t
 The machine is pure: it reads no clock and does no I/O.
 
 The control thread of the process runs this machine. The training thread is either in the user's
-training loop, or out of the loop, where it carries out one order after another. The event `Left`
-reports that the thread has left the loop. The training thread may also stand still inside the loop,
+training loop, or out of the loop, where it carries out one order after another. Only the order
+`compare` is carried out by another thread, so that the training thread can form process groups
+meanwhile. The event `Left` reports that the training thread has left the loop. The training thread may also stand still inside the loop,
 just before an update window (`with session.update():`). The event `Located` reports this.
 
 When an order of a newer round arrives, all older orders are cancelled: the running order is
@@ -64,6 +65,10 @@ class RankMachine:
     """True if the training thread is in the user's training loop, or on its way into the loop."""
     doing: OrderName | None = None
     """The order that the training thread is carrying out. None: the thread carries out no order."""
+    comparing: bool = False
+    """True while another thread digests the state of this rank, for the order `compare`. Until this
+    thread has ended, the state must not change, so the rank carries out no other order than
+    `regroup`."""
     standing: bool = False
     """True if the training thread stands still in the loop because of a `Hold` order."""
     _hold: Hold | None = None
@@ -90,7 +95,11 @@ class RankMachine:
             return held if self.standing or checks else Stage.LOOP
         if checks:
             return Stage.CHECKING
-        return Stage.IDLE if self.doing is None else Stage.BUSY
+        return Stage.BUSY if self._busy else Stage.IDLE
+
+    @property
+    def _busy(self) -> bool:
+        return self.comparing or self.doing is not None
 
     def handle(self, event: RankEvent) -> list[RankCommand]:
         """
@@ -113,6 +122,7 @@ class RankMachine:
             case Done():
                 return self._done(event)
             case Withdrawn():
+                self.doing = None
                 return self._free()
             case Woken():
                 if self._wake is None or event.at < self._wake:
@@ -204,7 +214,7 @@ class RankMachine:
         self.standing = False
         if self.doing == "check":
             return [Withdraw()]
-        return [] if self.doing is None else self._abort(at)
+        return self._abort(at) if self._busy else []
 
     def _locked(self, event: Locked) -> list[RankCommand]:
         answer = self._answer(
@@ -284,25 +294,37 @@ class RankMachine:
         if self.inside:
             return self._errand()
         if self._stop is not None:
+            if self.comparing:
+                return []
             self.doing = "stop"
             stop, self._stop = self._stop, None
             return [Execute(name="stop", order=stop)]
-        if not self._queue or self._must_stop_first(self._queue[0].name):
+        if not self._queue or self._must_wait(self._queue[0].name):
             return []
         execute = self._queue.pop(0)
+        if execute.name == "compare":
+            self.comparing = True
+            return [execute, *self._next()]
         self.doing = execute.name
         if execute.name == "resume":
             self.inside = True
         return [execute]
 
-    def _must_stop_first(self, order: OrderName) -> bool:
+    def _must_wait(self, order: OrderName) -> bool:
         """
-        Return True if the order is `compare`, and a `Stop` order must come first: this round began
-        with a `Freeze` order, but its `Stop` order has not arrived. The controller sends `Stop` and
-        `Compare` together, and the `Stop` may be lost. Only the `Stop` undoes an unfinished step,
-        so the state must not be digested before.
+        Return True if the next order cannot be carried out yet. While a thread digests the state,
+        only `regroup` can be carried out, because it does not change the state.
+
+        The orders `compare` and `regroup` also wait until the rank has carried out the `Stop` order
+        of this round, if the round began with a `Freeze` order. The controller sends these orders
+        together, and the `Stop` may be lost or may fail. Only the `Stop` undoes an unfinished step
+        and drops the old groups.
         """
-        return order == "compare" and self.heard("freeze") and not self.heard("stop")
+        if self.comparing and order != "regroup":
+            return True
+        after_stop = order in {"compare", "regroup"} and self.heard("freeze")
+        stopped = self._answers.get("stop")
+        return after_stop and (stopped is None or stopped.failure is not None)
 
     def _errand(self) -> list[RankCommand]:
         """
@@ -343,17 +365,19 @@ class RankMachine:
                     at=event.at,
                 )
             )
+        if event.name == "compare":
+            self.comparing = False
+        else:
+            self.doing = None
         return [*commands, *self._free()]
 
     def _free(self) -> list[RankCommand]:
         """
-        Record that the training thread carries out no order now. Return the command for the next
-        order.
+        Return the command for the next order, after the rank has ended an order.
         """
-        self.doing = None
         # stop repeating aborts. But while a `Stop` order waits for the rank to leave the loop,
         # `_wake` is the end of the grace time of that order and must be kept
-        if self._stop is None or not self.inside:
+        if not self._busy and (self._stop is None or not self.inside):
             self._wake = None
         return self._next()
 

@@ -20,7 +20,8 @@ class Stage(StrEnum):
     IDLE = "idle"
     """Out of the user's training loop, waiting for orders."""
     BUSY = "busy"
-    """Out of the user's training loop, carrying out an order that is not a check."""
+    """Out of the user's training loop, carrying out an order that is not a check. For the order
+    `compare`, another thread reads the state of the rank."""
     CHECKING = "checking"
     """Out of the user's training loop, running a check of links and devices."""
     LOOP = "in the loop"

@@ -1,0 +1,184 @@
+"""
+Process groups that are formed early: while the ranks compare their copies, before the recovery
+strategy is chosen.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.core.lives import names, strategies, trained
+from tft.core.job.transitions import State
+from tft.protocol.messages import (
+    Compare,
+    Fetch,
+    Freeze,
+    RankOrder,
+    Regroup,
+    Rollback,
+    Save,
+    Stop,
+)
+from tft.testing.scripted import ScriptedJob
+
+
+def orders_to_ranks(job: ScriptedJob) -> list[str]:
+    """
+    Return the names of all orders to ranks, in order.
+    """
+    return names([order for order in job.said if isinstance(order, RankOrder)])
+
+
+def test_groups_are_formed_while_copies_are_compared() -> None:
+    """When a collective fails and every process is alive, then the ranks are ordered at once to
+    stop, to compare and to form groups. They form groups only once."""
+    job = trained()
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert orders_to_ranks(job)[:6] == [
+        "Freeze", "Stop", "Compare", "Regroup", "Rebuild", "Rollback",
+    ]  # fmt: skip
+    assert job.orders(Regroup)[0].step == 4
+    assert strategies(job) == ["retry"]
+
+
+def test_wrappers_are_not_built_before_the_copies_are_compared() -> None:
+    """When the groups are formed and a rank still compares, then no strategy is chosen."""
+    job = trained()
+    job.script.muted = {(1, "compare")}
+    job.fault(0, "network")
+    job.settle()
+    assert job.machine.incident.tasks["regroup"].waiting == set()
+    assert job.doing == "clearing"
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [
+        pytest.param(lambda job: job.kill(1), id="lost process"),
+        pytest.param(lambda job: job.fault(1, "memory"), id="damaged memory"),
+        pytest.param(lambda job: job.fault(1, "numeric", polluted=True), id="wrong numbers"),
+        pytest.param(lambda job: job.stop("enough"), id="request to end"),
+    ],
+)
+def test_groups_are_not_formed_early_when_the_plan_is_open(
+    happen: Callable[[ScriptedJob], None],
+) -> None:
+    """When another strategy than a retry from the last step is possible, then the strategy is
+    chosen first."""
+    job = trained()
+    job.script.muted = {(rank, "compare") for rank in range(4)}
+    happen(job)
+    job.settle()
+    assert job.orders(Stop)
+    assert not job.orders(Regroup)
+
+
+def test_groups_are_not_formed_early_when_a_plugin_may_advise() -> None:
+    """When a recovery plugin may advise another strategy, then no groups are formed before it."""
+    job = trained(advised=True)
+    job.fault(0, "network")
+    job.settle()
+    assert job.state is State.CHOOSING
+    assert not job.orders(Regroup)
+
+
+def test_rank_that_is_lost_while_groups_are_formed_leads_to_a_new_round() -> None:
+    """When a rank dies while all form groups early, then the others would wait for it. So a new
+    round begins, in which the rank is replaced."""
+    job = trained()
+    job.script.muted = {(1, "compare"), (1, "regroup")}
+    job.fault(0, "network")
+    job.settle()
+    job.script.muted = set()
+    job.kill(1)
+    job.settle()
+    job.train()
+    rounds = [(order.round, order.to) for order in job.orders(Freeze)]
+    assert rounds == [(1, (0, 1, 2, 3)), (2, (0, 2, 3))]
+    assert [order.round for order in job.orders(Regroup)] == [1, 2]
+    assert strategies(job) == ["recover"]
+
+
+def test_lost_rank_is_noticed_before_it_has_left_its_loop() -> None:
+    """When a rank dies before it has left its loop, then no groups of the old round are used."""
+    job = trained()
+    job.script.muted = {(1, "stop")}
+    job.fault(0, "network")
+    job.settle()
+    job.script.muted = set()
+    job.kill(1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert [order.round for order in job.orders(Rollback)] == [job.orders(Regroup)[-1].round]
+
+
+def test_early_groups_are_given_up_for_a_last_checkpoint() -> None:
+    """When a rank has caused too many incidents, then the job saves a last checkpoint and ends. A
+    rank that still forms groups gives this up, because the orders to save come in a new round."""
+    job = trained(enable=frozenset({"retry", "dump"}), flaps=0)
+    job.script.muted = {(1, "regroup")}
+    job.fault(0, "network")
+    job.settle()
+    assert [order.round for order in job.orders(Regroup)] == [1]
+    assert {order.round for order in job.orders(Save)} == {2}
+    assert job.over is not None
+    assert job.over.result == "dumped"
+
+
+def test_rank_with_a_wrong_copy_fetches_after_early_groups() -> None:
+    """When the comparison finds a wrong copy, then the rank fetches the right one. The groups that
+    were formed early are kept, because all processes stay."""
+    job = trained()
+    job.ranks[2].state.content = "damaged"
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert [order.to for order in job.orders(Fetch)] == [(2,)]
+    assert [order.round for order in job.orders(Regroup)] == [1]
+    assert strategies(job) == ["retry"]
+
+
+def test_failure_to_form_groups_early_counts_as_a_failed_attempt() -> None:
+    """When groups cannot be formed early, then a new round begins. In this round, the groups are
+    formed only after the comparison."""
+    job = trained()
+    job.script.failures[1, "regroup"] = ["connection refused"]
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert [(order.round, order.step) for order in job.orders(Regroup)] == [(1, 4), (2, 4)]
+    said = orders_to_ranks(job)
+    second = said.index("Freeze", 1)
+    assert said[second : second + 4] == ["Freeze", "Stop", "Compare", "Regroup"]
+    assert strategies(job) == ["retry"]
+
+
+def test_time_limit_of_early_groups_begins_when_all_ranks_have_left_their_loops() -> None:
+    """When a rank evaluates for an hour before it leaves its loop, then the other ranks may wait
+    for it in the forming of groups."""
+    job = trained(world=3, after=3600.0)
+    job.ranks[0].loop.after = True
+    job.script.muted = {(0, "stop"), (1, "regroup")}
+    job.fault(2, "network")
+    job.settle()
+    job.let_pass(3000.0)
+    assert job.doing == "clearing"
+    assert [order.round for order in job.orders(Regroup)] == [1]
+    assert job.orders(Compare)
+
+
+def test_ranks_form_other_groups_when_they_return_to_another_step() -> None:
+    """When a rank has lost the state of the last step, then all return to another step than was
+    expected. They get a new order in a new round."""
+    job = trained(keeps=2)
+    for one in job.ranks.values():
+        one.state.torn = True
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    steps = [(order.round, order.step) for order in job.orders(Regroup)]
+    assert steps[-1][1] == job.orders(Rollback)[-1].step + 1
+    assert len({round_ for round_, _ in steps}) == len(steps)
