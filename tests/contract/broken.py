@@ -191,6 +191,20 @@ class GivesThePresent(Broken):
     instead: ClassVar = {"tft_give": _gives_the_present}
 
 
+def _changes_while_forming(name: str, host: str, port: int, rank: int, world: int) -> None:
+    if not name.endswith("-1"):
+        fake._model().values[0] += 1.0
+    fake.tft_regroup(name, host, port, rank, world)
+
+
+class ChangesWhileForming(Broken):
+    """
+    A rank changes its state while it forms process groups, except for the first time.
+    """
+
+    instead: ClassVar = {"tft_regroup": _changes_while_forming}
+
+
 def _keeps_later_copies(local_state: bytes) -> None:
     fake.tft_rollback(local_state, max(fake._adopted.backups, default=0))
 

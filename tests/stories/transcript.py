@@ -83,9 +83,10 @@ def _happened(event: Event) -> str:
         return f"> {at} {event.sender} {event.number} {kind} {json.dumps(said)}"
     body = _rounded(
         {
-            name: getattr(event, name)
-            for name in ("silence", "limit", "epoch")
-            if hasattr(event, name)
+            field.name: msgspec.to_builtins(getattr(event, field.name))
+            for field in fields(event)
+            if field.name != "at"
+            and getattr(event, field.name) not in (field.default, _made(field))
         }
     )
     return f"> {at} - 0 {type(event).__name__} {json.dumps(body)}"

@@ -390,8 +390,9 @@ class AdaptorSpecs:
         shard. For a part that belongs only to this rank, such as a buffer that the forward pass
         changes, return an empty digest. That part is then compared on no rank.
 
-        The hook is called on the training thread, out of the loop. It is also called in the loop,
-        at the start and end of a step, while tft audits the loop. The audit checks in some steps
+        In an incident, the hook is called out of the loop, on a thread of its own. The training
+        thread may be in `tft_regroup` at the same time. The hook is also called on the training
+        thread, in the loop, at the start and end of a step, while tft audits the loop. The audit checks in some steps
         whether the script follows the rules of tft. It reports parts that a script has changed
         between the end of a step and the next update window. Only the parts `description`,
         `settings`, `scheduler`, `modes` and `learning_rate` may be changed there.
@@ -563,7 +564,8 @@ class AdaptorSpecs:
         No earlier process groups had the same `name`. All ranks that take part call the hook at the
         same time. `world` is the number of ranks that take part, and `rank` is the number of this
         rank among them, from 0. When `tft_quiesce` is called, this hook must raise an exception
-        soon.
+        soon. The hook must not change the training state, because `tft_compare` may read it on
+        another thread at the same time.
         """
 
     @hookspec(firstresult=True)

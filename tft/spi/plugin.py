@@ -150,7 +150,8 @@ class PluginSpecs:
 
         Called on the training thread. `step` is the step that this rank was computing. For a
         `regroup` order, `step` is the first step that all ranks will compute with the new process
-        groups. It is 0 if the ranks must first find a checkpoint of the user's program.
+        groups. It is 0 if the ranks must first find a checkpoint of the user's program. If another
+        step is chosen later in the incident, another `regroup` order follows.
         """
 
     @hookspec

@@ -214,6 +214,27 @@ class AdaptorContract:
                 "a job with damaged memory",
             )
 
+    def test_copies_may_be_read_while_groups_are_formed(self) -> None:
+        """
+        The ranks leave their loops. They form process groups, and another thread computes the
+        digests of their shards meanwhile. The digests are those of the state before, and the job
+        ends as the undisturbed job.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            before = ranks.all("train", CUT)
+            digests = ranks.all("all_compared")
+            ranks.all("clear")
+            assert ranks.form_and_compare() == digests, (
+                "digests differ that were computed on another thread while groups were formed"
+            )
+            for rank in ranks:
+                rank.ask("roll_back", CUT, None)
+            after = ranks.all("train", LAST)
+            identical(
+                (joined(before, after), ranks.all("digests")), expected, "a job with new groups"
+            )
+
     def test_a_kept_copy_brings_back_its_step(self) -> None:
         """
         A rank is killed, and the job goes back to an earlier step of which every rank keeps a copy.

@@ -15,6 +15,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -131,10 +132,24 @@ class _Rank:
         Form the process groups through the rendezvous store at `port`, and build the wrapper of the
         model.
         """
+        self._regroup(name, port)
+        self._model = self.hook.tft_rebuild()
+
+    def form_and_compare(self, name: str, port: int) -> dict[str, dict[str, str]]:
+        """
+        Form the process groups and build the wrapper, as the method `form` does. Return the digests
+        of all shards, which another thread computes while the groups are formed.
+        """
+        with ThreadPoolExecutor(1) as thread:
+            digests = thread.submit(self.all_compared)
+            self._regroup(name, port)
+        self._model = self.hook.tft_rebuild()
+        return digests.result()
+
+    def _regroup(self, name: str, port: int) -> None:
         self.hook.tft_regroup(
             name=name, host="127.0.0.1", port=port, rank=self._rank, world=self._world
         )
-        self._model = self.hook.tft_rebuild()
 
     def begin(self) -> None:
         """
@@ -233,6 +248,12 @@ class _Rank:
         if self._has("tft_compare"):
             return dict(self.hook.tft_compare(shard=shard))
         return dict(part_digests(self.hook.tft_give(shard=shard, step=self._completed, kept=False)))
+
+    def all_compared(self) -> dict[str, dict[str, str]]:
+        """
+        Return the digests of all shards of this rank, by the name of the shard and of the part.
+        """
+        return {shard: self.compared(shard) for shard in self.shards()}
 
     def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
@@ -538,6 +559,14 @@ class Ranks:
         """
         self._groups += 1
         self.all("form", f"contract-{self._groups}", self._port)
+
+    def form_and_compare(self) -> list[dict[str, dict[str, str]]]:
+        """
+        Form the process groups of all ranks, as the method `form` does. Return the digests of the
+        shards of each rank, which the rank computes meanwhile.
+        """
+        self._groups += 1
+        return self.all("form_and_compare", f"contract-{self._groups}", self._port)
 
     def replace(self, rank: int) -> None:
         """
