@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench format clean
+.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench bench-peers format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -47,12 +47,16 @@ mutate: $(INSTALLED)
 bench: $(INSTALLED)
 	scripts/bench
 
+# Other systems beside tft, with the same model and loop, in an environment of their own: `.venv-peers`.
+bench-peers:
+	PYTHON=$(PYTHON) scripts/peers
+
 format: $(INSTALLED)
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-mindspeed
+	rm -rf .venv .venv-mindspore .venv-mindspeed .venv-peers
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
 $(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml

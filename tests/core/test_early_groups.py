@@ -13,6 +13,7 @@ from tft.protocol.messages import (
     Compare,
     Fetch,
     Freeze,
+    Kill,
     RankOrder,
     Regroup,
     Rollback,
@@ -27,6 +28,15 @@ def orders_to_ranks(job: ScriptedJob) -> list[str]:
     Return the names of all orders to ranks, in order.
     """
     return names([order for order in job.said if isinstance(order, RankOrder)])
+
+
+def fails_to_form_groups(job: ScriptedJob, rank: int) -> None:
+    """
+    Let a rank that has not answered the order to form groups report a failure.
+    """
+    job.script.failures[rank, "regroup"] = ["connection refused"]
+    job.script.muted.discard((rank, "regroup"))
+    job.repeat()
 
 
 def test_groups_are_formed_while_copies_are_compared() -> None:
@@ -99,6 +109,38 @@ def test_rank_that_is_lost_while_groups_are_formed_leads_to_a_new_round() -> Non
     assert rounds == [(1, (0, 1, 2, 3)), (2, (0, 2, 3))]
     assert [order.round for order in job.orders(Regroup)] == [1, 2]
     assert strategies(job) == ["recover"]
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [
+        pytest.param(lambda job: job.kill(1), id="lost rank"),
+        pytest.param(lambda job: job.reopen_store(2), id="lost store"),
+        pytest.param(lambda job: fails_to_form_groups(job, 1), id="failed groups"),
+    ],
+)
+def test_no_new_round_begins_while_a_rank_digests_its_copies(
+    happen: Callable[[ScriptedJob], None],
+) -> None:
+    """When groups can never be formed and a rank still digests its copies, then the new round
+    begins after that, because a rank that digests cannot stop. The rank has the whole limit for
+    its digests."""
+    job = trained()
+    job.script.muted = {(3, "compare"), (1, "regroup")}
+    job.fault(0, "network")
+    job.settle()
+    happen(job)
+    job.settle()
+    job.let_pass(200.0)
+    assert {order.round for order in job.orders(Regroup)} == {1}
+    assert not job.orders(Kill)
+    job.script.muted = set()
+    job.repeat()
+    job.settle()
+    job.train()
+    assert job.state is State.HEALTHY
+    assert {order.round for order in job.orders(Regroup)} == {1, 2}
+    assert not job.orders(Kill)
 
 
 def test_lost_rank_is_noticed_before_it_has_left_its_loop() -> None:

@@ -1,20 +1,32 @@
 """
-How a rank digests its copies for the comparison, while it forms process groups. The tests use real
-processes with the fake adaptor, and act as the controller.
+How a rank digests its copies for the comparison, while it forms process groups, and how it drops
+groups that were formed too early. The tests use real processes with the fake adaptor, and act as the
+controller.
 """
 
 import asyncio
 import os
+from dataclasses import replace
 
 from tests.agent.stage import Stage
 from tests.worker.orders import BOTH, done, key, ordered
-from tft.protocol.messages import Answered, Compare, Ready, Regroup, StoreOpened
+from tft.protocol.messages import Answered, Compare, Ready, Regroup, Save, StoreOpened
 
 SCRIPT = """
 import array, sys, threading
 import tft
+from tft.testing.adaptor import Group
 
-start = threading.Thread.start
+start, close = threading.Thread.start, Group.close
+
+
+def closes(group):
+    with (session.run_dir / f"closed-{session.rank}").open("a") as closed:
+        closed.write("closed ")
+    close(group)
+
+
+Group.close = closes
 
 
 class Slow(array.array):
@@ -84,3 +96,21 @@ async def test_rank_without_threads_digests_its_copies_nevertheless(stage: Stage
     answers = await ordered(stage, Compare(**key(0)))
     assert all(answer.digests and answer.failure is None for answer in answers)
     await done(stage, regroup)
+
+
+async def test_unused_groups_are_dropped_before_other_work(stage: Stage) -> None:
+    """When ranks have formed groups and then form others or save, without a stop in between, then
+    they drop the unused groups first. So a save has no process groups."""
+    regroup = await forming(stage, "quickly")
+    await done(stage, regroup)
+    assert not any((stage.run_dir / f"closed-{rank}").exists() for rank in BOTH)
+    await done(stage, replace(regroup, round=2, name="g1"))
+    assert [(stage.run_dir / f"closed-{rank}").read_text() for rank in BOTH] == ["closed "] * 2
+    directory = str(stage.run_dir / "checkpoints" / "step-1")
+    save = Save(
+        **key(0, round=3), directory=directory, step=1, shards=(), writes_own=False, local_state={}
+    )
+    await done(stage, save)
+    assert [(stage.run_dir / f"closed-{rank}").read_text() for rank in BOTH] == [
+        "closed closed "
+    ] * 2

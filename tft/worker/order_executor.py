@@ -149,6 +149,9 @@ class Hands:
         self._at_end: tuple[int | None, Work] | None = None
         """The last step of a loop that has ended, and the digests of the state at that moment.
         None: the loop has not ended, or an incident has begun since then."""
+        self._grouped = False
+        """True from the beginning of an order to form process groups until the groups are dropped.
+        """
         self._promised: int | None = None
         """The step of the fetched state, if this state is complete only after `tft_rebuild`. None:
         the state is complete already, or nothing was fetched."""
@@ -171,14 +174,10 @@ class Hands:
         """
         match order:
             case Stop():
-                # drop the last reference to the old wrapper of the model (such as DDP) that exists
-                # outside the adaptor. If the wrapper were freed later, its process group would be
-                # destroyed while the new process group is in use
-                self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
                 self._promised = self._at_end = None
-                self._hook.tft_clear()
+                self._drop_groups()
                 return Work(line=self._line if self._gate.in_tail else "")
             case Compare():
                 # the script may have changed the state after its loop, so use the digests from the
@@ -219,6 +218,22 @@ class Hands:
             case _:
                 assert_never(order)
         return Work()
+
+    def _drop_groups(self) -> None:
+        # also drop the last reference to the old wrapper of the model (such as DDP) that exists
+        # outside the adaptor. If the wrapper were freed later, its process group would be destroyed
+        # while the new process group is in use
+        self._state.model = None
+        self._grouped = False
+        self._hook.tft_clear()
+
+    def _drop_unused_groups(self) -> None:
+        """
+        Drop process groups that this rank has formed early, or has begun to form, and that are of
+        no use now: another strategy was chosen, without another `Stop` order.
+        """
+        if self._grouped:
+            self._drop_groups()
 
     def _compared(self, *, alone: bool = False) -> Work:
         """
@@ -299,6 +314,8 @@ class Hands:
                 f"the adaptor {self._state.adaptor!r} cannot form process groups without ranks "
                 f"{list(order.without)}"
             )
+        self._drop_unused_groups()
+        self._grouped = True
         members = [rank for rank in range(self._state.world) if rank not in order.without]
         self._hook.tft_regroup(
             name=order.name,
@@ -486,6 +503,7 @@ class Hands:
         return derived
 
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
+        self._drop_unused_groups()
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
         # if no copies are wanted in this attempt, remove those of an earlier attempt, which may

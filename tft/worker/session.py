@@ -7,6 +7,7 @@ Only the digests of the state, for the order `compare`, are computed on another 
 """
 
 import atexit
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -568,13 +569,20 @@ class Session:
         meanwhile. If the system has no more threads, digest the state on this thread.
         """
         thread = threading.Thread(
-            target=self._carry_out_here, args=(execute, began), name="tft-compare", daemon=True
+            target=self._compare, args=(execute, began), name="tft-compare", daemon=True
         )
         try:
             thread.start()
         except RuntimeError as error:
             log.warning("compares_on_training_thread", why=no_thread(error))
             self._carry_out_here(execute, began)
+
+    def _compare(self, execute: Execute, began: float) -> None:
+        try:
+            self._carry_out_here(execute, began)
+        except BaseException:
+            log.critical("comparison_died", rank=self.rank, exc_info=True)
+            os._exit(70)  # the agent notices the end at once, and the rank gets another process
 
     def _carry_out_here(self, execute: Execute, began: float) -> None:
         order = execute.order

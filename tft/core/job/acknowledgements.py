@@ -172,6 +172,8 @@ class Acknowledgements:
         match Failed.PLAN_AGAIN if job.state is S.DUMPING else ORDERS[order].failed:
             case Failed.END_PROCESS:
                 attempts.terminate(rank_state, f"could not {order}: {failure}", "process")
+            case Failed.AGAIN if order == "regroup":
+                attempts.groups_failed(why)
             case Failed.AGAIN:
                 attempts.again(why)
             case Failed.EXCUSED:

@@ -96,7 +96,9 @@ class Arrivals:
             job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
-            self._attempts.again("the rendezvous store was lost while process groups were formed")
+            self._attempts.groups_failed(
+                "the rendezvous store was lost while process groups were formed"
+            )
 
     def spawned(self, message: Spawned) -> None:
         """

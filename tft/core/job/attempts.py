@@ -174,6 +174,17 @@ class Attempts:
         self.count(self._job.incident.decision.attempts + 1, why)
         self.freeze()
 
+    def groups_failed(self, why: str) -> None:
+        """
+        Begin the present recovery strategy again in a new round, because the ranks could not form
+        process groups, for the reason `why`. But if the ranks may still be digesting their copies
+        (in the state CLEARING), only record the reason, and begin the new round after that.
+        """
+        if self._job.state is S.CLEARING:
+            self._job.incident.progress.groups_failed = why
+        else:
+            self.again(why)
+
     def count(self, attempts: int, why: str) -> None:
         """
         Record that the present recovery strategy has failed `attempts` times. After
@@ -239,7 +250,7 @@ class Attempts:
         incident.round += 1
         incident.tasks = {}
         incident.decision.plan = None
-        incident.progress.reached = 0
+        incident.progress.reached, incident.progress.groups_failed = 0, ""
         job.succession.gathering = False
         job.move(S.FREEZING)
         causes = [f"{f.kind} at rank {f.rank}" for f in incident.roots()]

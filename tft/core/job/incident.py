@@ -89,6 +89,10 @@ class Progress:
     """The first step to be computed after the incident. None: this step is not known yet, or the
     job ends without a further step."""
 
+    groups_failed: str = ""
+    """Why the process groups cannot be formed that the ranks form while they compare their copies.
+    Empty: no such reason is known."""
+
     def saw(self, position: Position) -> None:
         """
         Update the highest steps of the job with the last known position of a rank. The process of

@@ -249,18 +249,13 @@ class Recovery:
         copies and begin the choice of a recovery strategy. Return True if the choice has begun.
         """
         job = self._job
-        if job.forms_groups_in_vain():
-            # the ranks wait for a lost rank, and can carry out no other order meanwhile
-            self.attempts.freeze()
-            return False
-        if "regroup" in job.incident.tasks:
-            # all ranks have left their loops, so all of them form groups now
-            job.limit("regroup")
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
             # all ranks have left their loops, and some still digest their copies. The time limit
             # for digesting begins only now, because ranks that evaluate leave their loops late
             job.limit("compare")
+            return False
+        if not self._groups_can_be_formed():
             return False
         if job.unsettled():
             return False
@@ -275,6 +270,25 @@ class Recovery:
         if asked:  # copies were compared, so do not compare the initial states separately later
             job.training.began = True
         self.choice.consider()
+        return True
+
+    def _groups_can_be_formed(self) -> bool:
+        """
+        Return True unless ranks are forming process groups that can never be formed. In that case
+        begin a new round, and return False. Call this only when all ranks have digested their
+        copies: a rank that digests cannot stop for a new round, and would soon count as hanging.
+        """
+        job, incident = self._job, self._job.incident
+        if "regroup" not in incident.tasks:
+            return True
+        if incident.progress.groups_failed:
+            self.attempts.again(incident.progress.groups_failed)
+            return False
+        if job.forms_groups_in_vain():
+            # the ranks wait for a lost rank, and can carry out no other order meanwhile
+            self.attempts.freeze()
+            return False
+        job.limit("regroup")
         return True
 
     def _only_switched(self) -> frozenset[int]:
