@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.benchmarks.peers.measures import measured, parameters
 from tests.benchmarks.peers.systems import with_nvrx, with_tft, with_torchft, with_torchrun
 
-ROUNDS = 10
+ROUNDS = 6
 FAST = ("--heartbeat_timeout_ms", "300", "--quorum_tick_ms", "20", "--join_timeout_ms", "10000")
 README = ("--heartbeat_timeout_ms", "5000", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
 SYSTEMS: dict[str, Callable[[Path, str], None]] = {
@@ -26,7 +26,7 @@ SYSTEMS: dict[str, Callable[[Path, str], None]] = {
     "torchft": with_torchft(*README),
     "torchft, fast": with_torchft(*FAST),
     "NVRx in the process": with_nvrx(1000),
-    "NVRx in the process, fast": with_nvrx(50),
+    "NVRx in the process, fast": with_nvrx(100),
     "torchrun": with_torchrun,
 }
 

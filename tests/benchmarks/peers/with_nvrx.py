@@ -4,7 +4,7 @@ is called again on the ranks that are left, and loads the newest checkpoint.
 
     with_nvrx.py DIRECTORY KILL MILLISECONDS, once for each rank
 
-MILLISECONDS is the interval of all its monitors.
+MILLISECONDS is the interval of its monitors, and the time for last calls.
 """
 
 import os
@@ -43,8 +43,6 @@ store = TCPStore(
     store_kwargs={"port": int(os.environ["MASTER_PORT"]) + 1},
     monitor_thread_interval=interval,
     monitor_process_interval=interval,
-    heartbeat_interval=interval,
-    progress_watchdog_interval=interval,
     last_call_wait=interval,
 )
 def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
