@@ -158,16 +158,21 @@ def test_lost_rank_is_noticed_before_it_has_left_its_loop() -> None:
 
 
 def test_early_groups_are_given_up_for_a_last_checkpoint() -> None:
-    """When a rank has caused too many incidents, then the job saves a last checkpoint and ends. A
-    rank that still forms groups gives this up, because the orders to save come in a new round."""
-    job = trained(enable=frozenset({"retry", "dump"}), flaps=0)
-    job.script.muted = {(1, "regroup")}
+    """When the job is asked to end while groups are formed early, then it saves a last checkpoint
+    after the comparison. A rank that still forms groups gives this up, because the orders to save
+    come in a new round."""
+    job = trained()
+    job.script.muted = {(1, "regroup"), (2, "compare")}
     job.fault(0, "network")
     job.settle()
-    assert [order.round for order in job.orders(Regroup)] == [1]
+    job.stop()
+    job.script.muted = {(1, "regroup")}
+    job.repeat()
+    job.settle()
+    assert {order.round for order in job.orders(Regroup)} == {1}
     assert {order.round for order in job.orders(Save)} == {2}
     assert job.over is not None
-    assert job.over.result == "dumped"
+    assert job.over.result == "cancelled"
 
 
 def test_rank_with_a_wrong_copy_fetches_after_early_groups() -> None:
@@ -224,3 +229,62 @@ def test_ranks_form_other_groups_when_they_return_to_another_step() -> None:
     steps = [(order.round, order.step) for order in job.orders(Regroup)]
     assert steps[-1][1] == job.orders(Rollback)[-1].step + 1
     assert len({round_ for round_, _ in steps}) == len(steps)
+
+
+def test_failed_groups_are_not_ordered_again_while_ranks_digest_their_copies() -> None:
+    """When a rank could not form groups and another still digests its copies, then the order is not
+    repeated to the first rank: it would only report the same failure again."""
+    job = trained()
+    job.script.muted = {(3, "compare"), (2, "regroup")}
+    job.script.failures[1, "regroup"] = ["connection refused"]
+    job.fault(0, "network")
+    job.settle()
+    owed = [order for order in job.machine.outstanding() if isinstance(order, Regroup)]
+    assert [order.to for order in owed] == [(2,)]
+
+
+def test_rank_that_cannot_digest_because_of_lost_groups_is_not_ended() -> None:
+    """When a rank does not compare within the limit and the groups can never be formed, then the
+    rank may be waiting for them. So a new round begins, and the rank is not ended."""
+    job = trained()
+    job.script.muted = {(3, "compare"), (3, "regroup")}
+    job.script.failures[1, "regroup"] = ["connection refused"]
+    job.fault(0, "network")
+    job.settle()
+    job.wait()
+    job.script.muted = set()
+    job.settle()
+    job.train()
+    assert not job.orders(Kill)
+    assert job.state is State.HEALTHY
+    assert strategies(job) == ["retry"]
+
+
+def test_groups_are_not_formed_early_when_a_rank_fails_too_often() -> None:
+    """When a rank has caused too many incidents, then it is not retried, so groups are not formed
+    before the strategy is chosen."""
+    job = trained(flaps=0)
+    job.script.muted = {(3, "compare")}
+    job.fault(0, "network")
+    job.settle()
+    assert not job.orders(Regroup)
+
+
+def test_ranks_that_digest_have_more_time_to_stop_in_a_new_round() -> None:
+    """When a new round begins while a rank digests its copies, then it has the time of a repair to
+    stop, in this round and in the next. So the last checkpoint is not lost."""
+    job = trained()
+    job.script.muted = {(3, "compare")}
+    job.fault(0, "network")
+    job.settle()
+    for epoch in (2, 3):  # new controllers that could not read all events begin new rounds
+        job.script.muted = {(3, "stop")}
+        job.lead(epoch, lost=1)
+        job.settle()
+        assert job.machine.incident.tasks["stop"].limit == 310.0
+    job.script.muted = set()
+    job.repeat()
+    job.settle()
+    assert not job.orders(Kill)
+    assert job.over is not None
+    assert job.over.result == "dumped"

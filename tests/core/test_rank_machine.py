@@ -321,6 +321,18 @@ def test_rank_forms_groups_while_it_compares() -> None:
     assert [*stages, machine.stage] == [Stage.BUSY, Stage.BUSY, Stage.IDLE]
 
 
+def test_rank_compares_before_it_forms_groups_although_the_order_came_later() -> None:
+    """When the order to compare was lost and comes again after that to form groups, then the rank
+    begins to compare first: the forming of groups may wait for other ranks."""
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "freeze", freeze(), 1.0)
+    order(machine, "regroup", regroup(), 1.1)
+    order(machine, "compare", compare(), 1.2)
+    order(machine, "stop", stop(3), 1.2)
+    begun = done(machine, "stop", stop(3), 1.3)[1:]
+    assert [each.name for each in begun if isinstance(each, Execute)] == ["compare", "regroup"]
+
+
 def test_no_order_changes_the_state_while_a_rank_compares() -> None:
     """When a rank compares, then it carries out no order that may change its state, not even a stop
     of the next round. It carries these orders out after the comparison."""

@@ -149,9 +149,9 @@ class Hands:
         self._at_end: tuple[int | None, Work] | None = None
         """The last step of a loop that has ended, and the digests of the state at that moment.
         None: the loop has not ended, or an incident has begun since then."""
-        self._grouped = False
-        """True from the beginning of an order to form process groups until the groups are dropped.
-        """
+        self._grouped: tuple[int, int] | None = None
+        """The incident and the round of the last order to form process groups. None: there was no
+        such order since groups were dropped."""
         self._promised: int | None = None
         """The step of the fetched state, if this state is complete only after `tft_rebuild`. None:
         the state is complete already, or nothing was fetched."""
@@ -172,6 +172,8 @@ class Hands:
         """
         Carry out an order and return the result. Raises an exception if the order fails.
         """
+        if isinstance(order, Load | Fetch | Restore | Regroup | Reload | Save):
+            self._drop_unused_groups(order)
         match order:
             case Stop():
                 if self._stopped_for is None:
@@ -224,16 +226,24 @@ class Hands:
         # outside the adaptor. If the wrapper were freed later, its process group would be destroyed
         # while the new process group is in use
         self._state.model = None
-        self._grouped = False
+        self._grouped = None
         self._hook.tft_clear()
 
-    def _drop_unused_groups(self) -> None:
+    def _drop_unused_groups(self, order: RankOrder) -> None:
         """
-        Drop process groups that this rank has formed early, or has begun to form, and that are of
-        no use now: another strategy was chosen, without another `Stop` order.
+        Drop process groups that this rank has formed early, or has begun to form, for an earlier
+        round than that of `order`. They are of no use now: another strategy was chosen, without
+        another `Stop` order.
         """
-        if self._grouped:
+        if self._grouped is None or self._grouped == (order.incident, order.round):
+            return
+        try:
             self._drop_groups()
+        except Exception:
+            if not isinstance(order, Save):
+                raise
+            # a last checkpoint may be possible nevertheless
+            log.warning("groups_not_dropped", exc_info=True)
 
     def _compared(self, *, alone: bool = False) -> Work:
         """
@@ -314,8 +324,7 @@ class Hands:
                 f"the adaptor {self._state.adaptor!r} cannot form process groups without ranks "
                 f"{list(order.without)}"
             )
-        self._drop_unused_groups()
-        self._grouped = True
+        self._grouped = (order.incident, order.round)
         members = [rank for rank in range(self._state.world) if rank not in order.without]
         self._hook.tft_regroup(
             name=order.name,
@@ -503,7 +512,6 @@ class Hands:
         return derived
 
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
-        self._drop_unused_groups()
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
         # if no copies are wanted in this attempt, remove those of an earlier attempt, which may

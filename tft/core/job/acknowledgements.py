@@ -173,6 +173,8 @@ class Acknowledgements:
             case Failed.END_PROCESS:
                 attempts.terminate(rank_state, f"could not {order}: {failure}", "process")
             case Failed.AGAIN if order == "regroup":
+                # the new round may begin later. Do not repeat the order to this rank until then
+                job.incident.tasks[order].waiting.discard(rank_state.rank)
                 attempts.groups_failed(why)
             case Failed.AGAIN:
                 attempts.again(why)

@@ -247,6 +247,7 @@ class Attempts:
         of its own.
         """
         job, incident = self._job, self._job.incident
+        incident.progress.digesting |= not job.answered_all("compare")
         incident.round += 1
         incident.tasks = {}
         incident.decision.plan = None

@@ -138,6 +138,12 @@ class Deadlines:
         if order == "stop" and not most and self._spared(ranks):
             return
         job.tell("order_overdue", order=order, ranks=ranks)
+        if order == "compare" and (
+            job.incident.progress.groups_failed or job.forms_groups_in_vain()
+        ):
+            # these ranks may wait in the forming of groups, which can never end. The new round shows
+            # which of them hang
+            reaction = Late.AGAIN
         self._react(reaction, order, ranks)
 
     def _react(self, reaction: Late, order: OrderName, ranks: list[int]) -> None:

@@ -89,6 +89,9 @@ class Progress:
     """The first step to be computed after the incident. None: this step is not known yet, or the
     job ends without a further step."""
 
+    digesting: bool = False
+    """True if ranks may still have been digesting their copies when a round began, and have not
+    stopped since. They cannot stop before they have ended this, so they get more time."""
     groups_failed: str = ""
     """Why the process groups cannot be formed that the ranks form while they compare their copies.
     Empty: no such reason is known."""

@@ -234,6 +234,8 @@ class Recovery:
                 # all faults are slow ranks (stragglers). No rank is lost, so collectives that were
                 # begun will complete: give them more time
                 grace, longer = job.policy.stop, job.policy.grace
+            if incident.progress.digesting:
+                longer = max(longer, job.policy.repair)
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
             # order the comparison of copies already now. So each rank digests its copies as soon as
             # it has left its loop, while other ranks are still leaving theirs
@@ -249,6 +251,7 @@ class Recovery:
         copies and begin the choice of a recovery strategy. Return True if the choice has begun.
         """
         job = self._job
+        job.incident.progress.digesting = False  # all ranks have stopped
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
             # all ranks have left their loops, and some still digest their copies. The time limit

@@ -78,7 +78,9 @@ class Restart:
             "retry" in job.policy.enable
             and "retry" not in incident.decision.failed
             and all(
-                "retry" in rank_state.declared.strategies and rank_state.holdings.sound
+                "retry" in rank_state.declared.strategies
+                and rank_state.holdings.sound
+                and not job.flapping(rank_state.rank)
                 for rank_state in job.ranks.member_states()
             )
         )

@@ -204,7 +204,14 @@ class RankMachine:
                 leave: list[RankCommand] = [LeaveAfter(step=0)] if self.inside else []
                 return [*leave, *self._abort(event.at)]
             case _, order:
-                self._queue.append(Execute(name=event.name, order=order))
+                execute = Execute(name=event.name, order=order)
+                # digests are made before or while groups are formed: a rank that waits for others in
+                # the forming of groups could not begin them. The `Compare` may have come later,
+                # because the first one was lost
+                if event.name == "compare" and self._queue and self._queue[0].name == "regroup":
+                    self._queue.insert(0, execute)
+                else:
+                    self._queue.append(execute)
                 return self._next()
 
     def _begin(self, key: tuple[int, int], at: float) -> list[RankCommand]:
