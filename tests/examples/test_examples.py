@@ -122,7 +122,7 @@ def test_an_adaptor_for_a_framework_of_arrays_survives_a_kill_and_a_resume(
     assert page.output.count("final state of 4 ranks: bit-identical") == 2
     assert "incident: process at rank 2; recover in " in page.output
     assert "incident: process at rank 2; dump in " in page.output
-    assert "15 passed" in page.output
+    assert "16 passed" in page.output
 
 
 def test_an_observer_writes_what_happens_and_may_fail(
