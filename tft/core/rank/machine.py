@@ -5,8 +5,9 @@ The machine is pure: it reads no clock and does no I/O.
 The control thread of the process runs this machine. The training thread is either in the user's
 training loop, or out of the loop, where it carries out one order after another. Only the order
 `compare` is carried out by another thread, so that the training thread can form process groups
-meanwhile. The event `Left` reports that the training thread has left the loop. The training thread may also stand still inside the loop,
-just before an update window (`with session.update():`). The event `Located` reports this.
+meanwhile. The event `Left` reports that the training thread has left the loop. The training thread
+may also stand still inside the loop, just before an update window (`with session.update():`). The
+event `Located` reports this.
 
 When an order of a newer round arrives, all older orders are cancelled: the running order is
 aborted, and the queued orders are dropped. Only a check of links and devices is not aborted,
@@ -205,9 +206,9 @@ class RankMachine:
                 return [*leave, *self._abort(event.at)]
             case _, order:
                 execute = Execute(name=event.name, order=order)
-                # digests are made before or while groups are formed: a rank that waits for others in
-                # the forming of groups could not begin them. The `Compare` may have come later,
-                # because the first one was lost
+                # the order `Compare` must come first: it is begun by the training thread, which may
+                # wait long for other ranks while it forms groups. It can arrive after `Regroup` if
+                # it was lost and sent again
                 if event.name == "compare" and self._queue and self._queue[0].name == "regroup":
                     self._queue.insert(0, execute)
                 else:
