@@ -14,6 +14,7 @@ from tft.protocol.messages import (
     Fetch,
     Freeze,
     Kill,
+    OrderName,
     RankOrder,
     Regroup,
     Rollback,
@@ -28,6 +29,22 @@ def orders_to_ranks(job: ScriptedJob) -> list[str]:
     Return the names of all orders to ranks, in order.
     """
     return names([order for order in job.said if isinstance(order, RankOrder)])
+
+
+def recovered_without_answers_of_rank_1(*orders: OrderName) -> ScriptedJob:
+    """
+    Return a job that has recovered from a network fault and from the loss of rank 1 during it. Rank
+    1 had not answered `orders` when it was lost.
+    """
+    job = trained()
+    job.script.muted = {(1, order) for order in orders}
+    job.fault(0, "network")
+    job.settle()
+    job.script.muted = set()
+    job.kill(1)
+    job.settle()
+    job.train()
+    return job
 
 
 def fails_to_form_groups(job: ScriptedJob, rank: int) -> None:
@@ -97,14 +114,7 @@ def test_groups_are_not_formed_early_when_a_plugin_may_advise() -> None:
 def test_rank_that_is_lost_while_groups_are_formed_leads_to_a_new_round() -> None:
     """When a rank dies while all form groups early, then the others would wait for it. So a new
     round begins, in which the rank is replaced."""
-    job = trained()
-    job.script.muted = {(1, "compare"), (1, "regroup")}
-    job.fault(0, "network")
-    job.settle()
-    job.script.muted = set()
-    job.kill(1)
-    job.settle()
-    job.train()
+    job = recovered_without_answers_of_rank_1("compare", "regroup")
     rounds = [(order.round, order.to) for order in job.orders(Freeze)]
     assert rounds == [(1, (0, 1, 2, 3)), (2, (0, 2, 3))]
     assert [order.round for order in job.orders(Regroup)] == [1, 2]
@@ -145,14 +155,7 @@ def test_no_new_round_begins_while_a_rank_digests_its_copies(
 
 def test_lost_rank_is_noticed_before_it_has_left_its_loop() -> None:
     """When a rank dies before it has left its loop, then no groups of the old round are used."""
-    job = trained()
-    job.script.muted = {(1, "stop")}
-    job.fault(0, "network")
-    job.settle()
-    job.script.muted = set()
-    job.kill(1)
-    job.settle()
-    job.train()
+    job = recovered_without_answers_of_rank_1("stop")
     assert strategies(job) == ["recover"]
     assert [order.round for order in job.orders(Rollback)] == [job.orders(Regroup)[-1].round]
 

@@ -141,8 +141,8 @@ class Deadlines:
         if order == "compare" and (
             job.incident.progress.groups_failed or job.forms_groups_in_vain()
         ):
-            # these ranks may wait in the forming of groups, which can never end. The new round shows
-            # which of them hang
+            # the late ranks may be waiting for process groups that can never be formed, so do not
+            # end their processes yet. The new round shows which of them hang
             reaction = Late.AGAIN
         self._react(reaction, order, ranks)
 

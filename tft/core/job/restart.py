@@ -25,6 +25,7 @@ from tft.protocol.messages import (
     Compare,
     Fetch,
     Load,
+    RankOrder,
     Rebuild,
     Regroup,
     Reload,
@@ -177,15 +178,14 @@ class Restart:
             regroup = self._regroup(step, host, port)
         job.issue(regroup)
 
-    def _regroup(self, step: int, host: str, port: int) -> Regroup:
+    def _regroup(self, step: int, host: str, port: int) -> RankOrder:
         """
         Return the order to form process groups for `step` with the rendezvous store at `host` and
         `port`.
         """
         job, incident = self._job, self._job.incident
-        return Regroup(
-            **job.key(),
-            to=tuple(sorted(job.ranks.members)),
+        return job.to_all(
+            Regroup,
             step=step,
             name=f"{job.name}/{incident.number}.{incident.round}",
             host=host,
