@@ -15,18 +15,9 @@ from pathlib import Path
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.benchmarks.peers.checkpoints import load, save
-from tests.benchmarks.peers.workload import (
-    EVERY,
-    STEPS,
-    Record,
-    backward,
-    batch,
-    make_model,
-    make_optimizer,
-)
+from tests.benchmarks.peers.checkpoints import train as train_from_checkpoint
+from tests.benchmarks.peers.workload import Record, make_model, make_optimizer
 
 directory, original = Path(sys.argv[1]), int(os.environ["RANK"])
 record = Record(directory, original, kill=sys.argv[2] == "kill")
@@ -53,18 +44,7 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     groups = PrefixStore(str(call_wrapper.iteration), store)
     dist.init_process_group("gloo", store=groups, rank=rank, world_size=world)
-    first = load(directory, model, optimizer) + 1
-    wrapped = DDP(model)
-    for step in range(first, STEPS + 1):
-        inputs = batch(rank, step)
-        outputs = wrapped(inputs)
-        record.forward_ended(step)
-        backward(outputs, inputs)
-        optimizer.step()
-        optimizer.zero_grad()
-        record.step_ended(step)
-        if step % EVERY == 0 and rank == 0:
-            save(directory, step, model, optimizer)
+    train_from_checkpoint(directory, rank, record, model, optimizer)
     dist.destroy_process_group()
 
 
