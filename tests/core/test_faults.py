@@ -259,6 +259,26 @@ def test_lost_rank_has_the_step_of_its_last_exception() -> None:
     assert steps == {2: 0, 3: 4}
 
 
+def test_lost_node_is_not_reported_as_hanging() -> None:
+    """When the ranks of a node do not answer, so that their processes are to be ended, and the node is
+    then found lost, then the incident has the fault `node` for each of them, and no fault `hang`."""
+    job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
+    job.script.deaf = {1}
+    job.script.muted = {(2, "freeze"), (3, "freeze")}
+    job.fault(0, "network")
+    job.settle()
+    job.wait()
+    assert [f["kind"] for f in job.facts("fault")].count("hang") == 2
+    job.script.muted = set()
+    job.script.gone = {1}
+    job.report(NodeLost(node=1, why="its agent is silent", at=job.now))
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert {(f["kind"], f["rank"]) for f in incident["faults"]} == {("node", 2), ("node", 3)}
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+
+
 def test_kept_copies_of_a_rank_with_corrupt_memory_are_not_used() -> None:
     """When a rank has a corruption fault that may have polluted its state, then its kept copies are
     not used. It fetches from the other ranks."""

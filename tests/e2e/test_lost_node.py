@@ -3,7 +3,9 @@ The loss of a node. Another node keeps the rank-local state of its ranks, so a n
 the ranks at the step that all have completed. Without room, a last checkpoint has it.
 """
 
+import os
 import secrets
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -83,6 +85,28 @@ def test_lost_node_costs_no_step_and_no_checkpoint(
     assert (incident["steps_lost"], incident["inexact"], incident["unprotected"]) == (0, [], [])
     assert incident["step"] == (12 if phase in ("forward", "backward", "collective") else 13)
     assert not (where / "checkpoints").exists()
+    identical(outcome, gpt_undisturbed)
+
+
+def test_node_whose_launcher_is_killed_too_is_lost_at_once(
+    tmp_path: Path, gpt_undisturbed: Outcome
+) -> None:
+    """When the launcher of a node is killed with all other processes of the node, then nobody is left
+    there to report it. The node counts as lost because its connections have ended, long before its
+    heartbeats are missed, and its ranks do not count as hanging."""
+    where = tmp_path / "run"
+    with nodes(where, "--chaos", "stop:rank=2,step=12,phase=forward") as (first, second, spare):
+        until(lambda: struck(where), "the strike", 60.0)
+        os.kill(second.process.pid, signal.SIGKILL)  # the kernel ends its children with it
+        outcome = first.end()
+        assert spare.end().code == outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert {(fault["kind"], fault["rank"]) for fault in incident["faults"]} == {
+        ("node", 2),
+        ("node", 3),
+    }
+    assert incident["faults"][0]["evidence"] == "all connections of node 1 to the bus have ended"
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
     identical(outcome, gpt_undisturbed)
 
 

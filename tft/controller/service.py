@@ -29,6 +29,7 @@ from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.job.machine import Machine
 from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import CALM, SETTLED, State
+from tft.core.link.connections import Connections
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.protection import Protection
@@ -73,12 +74,13 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The three objects that examine the beats (the heartbeats of the nodes). The job machine does not
-    get the beats themselves. It gets an event only when one of these objects has found something,
-    such as a standstill. The three objects read no clock and send no messages.
+    The objects that examine the beats (the heartbeats of the nodes). The job machine does not get
+    the beats themselves. It gets an event only when one of these objects has found something, such
+    as a standstill. The objects read no clock and send no messages.
     """
 
     hang_detection: HangDetection
+    connections: Connections
     slices: SliceComparison = field(default_factory=SliceComparison)
     protection: Protection = field(default_factory=Protection)
 
@@ -102,7 +104,9 @@ class Controller:
         """The number of events that could not be read because the story (the record of all events)
         is damaged."""
         self._machine, policy = self._begin()
-        self._beats = _Beats(hang_detection=HangDetection(policy))
+        self._beats = _Beats(
+            hang_detection=HangDetection(policy), connections=Connections(self._machine.node_of)
+        )
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
         # now, because the ranks may be training already, under an earlier controller
         self._compare_slices()
@@ -268,6 +272,7 @@ class Controller:
             case NotLetIn(why=why):
                 log.warning("not_let_in", why=why)
             case Present(sender=sender):
+                self._beats.connections.present(sender)
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
@@ -275,6 +280,7 @@ class Controller:
                     # message at once, because the command first waits for it
                     self._news.set()
             case Gone(sender=sender):
+                self._beats.connections.gone(sender, self._clock.now())
                 self._nodes.discard(sender)
                 self._news.set()
             case _:
@@ -288,6 +294,7 @@ class Controller:
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)
+        self._beats.connections.heard(beat.node, now)
         while self._machine.state not in SETTLED and (
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
@@ -295,6 +302,11 @@ class Controller:
             # Send a `Lead` message at once. The message contains the newest step at whose end all
             # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
+        for node in self._beats.connections.lost(now):
+            if node in self._machine.nodes:
+                self._beats.hang_detection.forget(node)
+                why = f"all connections of node {node} to the bus have ended"
+                self._own(NodeLost(node=node, why=why, at=now))
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))

@@ -126,6 +126,14 @@ class Machine:
         """
         return self._job.nodes.kept_by()
 
+    def node_of(self, rank: int) -> int | None:
+        """
+        Return the node on which the process that holds this rank runs. Return None if the rank has
+        no node, or is not a rank of this job.
+        """
+        rank_state = self._job.ranks.states.get(rank)
+        return None if rank_state is None else rank_state.node
+
     def incarnation(self, rank: int) -> int:
         """
         Return the incarnation of the process that holds this rank. Return -1 if no process was

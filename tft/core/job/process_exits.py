@@ -89,6 +89,9 @@ class ProcessExits:
         Handle the loss of the ranks in `left`, which the method `emptied` has returned. `why` is
         the reason, `at` the time of the loss. Record the faults of all these ranks before a
         recovery strategy is chosen, because the choice must take all lost ranks into account.
+
+        A rank whose process was to be ended because it hangs did not answer because its node was
+        lost. So its fault `hang` is removed.
         """
         job = self._job
         if not left:
@@ -96,6 +99,10 @@ class ProcessExits:
         if job.state in SETTLED:
             ranks = [rank_state.rank for rank_state, _ in left]
             return self._not_completed(f"ranks {ranks} were lost with their node: {why}")
+        hung = {s.rank for s, _ in left if s.process.blame == "hang"}
+        job.incident.faults = [
+            each for each in job.incident.faults if each.kind != "hang" or each.rank not in hung
+        ]
         for rank_state, step in left:
             self._attempts.fault("node", rank_state.rank, step, at, why)
             job.count(rank_state.rank)

@@ -85,6 +85,12 @@ class HangDetection:
         """
         self._beats.setdefault(node, at)
 
+    def forget(self, node: int) -> None:
+        """
+        Record that the loss of a node is known. From now on its silence says nothing.
+        """
+        self._beats.pop(node, None)
+
     def heard(self, beat: Beat, at: float) -> float | None:
         """
         Record a heartbeat that arrived at time `at`. Return the seconds since the last progress of

@@ -1,0 +1,100 @@
+"""
+Detect nodes of which all connections to the bus have ended at once. The code is pure: it reads no
+clock and does no I/O.
+
+The kernel of a node ends the connections of a process when the process is killed. So if the agent,
+the launcher and all ranks of a node are gone together, the node is lost. This is known long before
+the node has sent no heartbeat for too long.
+
+A node that only cannot be reached looks different. Its connections stay until ZeroMQ's heartbeats
+have got no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node
+may come back, so it is not reported here.
+"""
+
+from collections.abc import Callable
+
+SETTLE = 0.25
+"""The time in seconds for which all connections of a node must have been gone. Processes whose
+connection was only interrupted connect again within 0.2 s."""
+FRESH = 1.0
+"""The longest time in seconds between the last heartbeat of a node and the end of its connections,
+if the processes were killed. Agents send ten heartbeats in a second."""
+
+AGENT, LAUNCHER, RANK = "node", "run", "rank"
+"""How the names of an agent, a launcher and a rank on the bus begin. A dot and the number of the
+node, or of the rank, come next."""
+
+
+class Connections:
+    """
+    The connections of all nodes of a job to the bus. The controller tells this object when a
+    participant of the bus connects or is gone, and when a heartbeat arrives.
+
+    `home` returns the node on which the process of a rank runs, or None if it has no process.
+    """
+
+    def __init__(self, home: Callable[[int], int | None]) -> None:
+        self._home = home
+        self._present: set[tuple[str, int, str]] = set()
+        self._heard: dict[int, float] = {}
+        self._cut: dict[int, float] = {}
+        """By node whose agent is gone: since when."""
+
+    def present(self, sender: str) -> None:
+        """
+        Record that the participant `sender` is connected.
+        """
+        if (who := _who(sender)) is not None:
+            self._present.add(who)
+            if who[0] == AGENT:
+                self._cut.pop(who[1], None)
+
+    def heard(self, node: int, at: float) -> None:
+        """
+        Record that a heartbeat of `node` arrived at time `at`.
+        """
+        self._heard[node] = at
+
+    def gone(self, sender: str, at: float) -> None:
+        """
+        Record that the participant `sender` is not connected any more since time `at`.
+        """
+        if (who := _who(sender)) is None:
+            return
+        self._present.discard(who)
+        kind, node, _ = who
+        if kind == AGENT and at - self._heard.pop(node, float("-inf")) <= FRESH:
+            self._cut[node] = at
+        if not self._present:
+            # the broker is lost, or the connection of this process to it: this says nothing about
+            # the nodes
+            self._cut.clear()
+
+    def lost(self, at: float) -> list[int]:
+        """
+        Return the nodes that are lost at time `at`, because all their connections have been gone for
+        `SETTLE` seconds. Each lost node is returned by one call only.
+        """
+        found = [node for node, since in self._cut.items() if at - since > SETTLE]
+        if not found:
+            return []
+        there = {self._node(kind, number) for kind, number, _ in self._present}
+        lost = [node for node in found if node not in there]
+        for node in lost:
+            del self._cut[node]
+        return sorted(lost)
+
+    def _node(self, kind: str, number: int) -> int | None:
+        return self._home(number) if kind == RANK else number
+
+
+def _who(sender: str) -> tuple[str, int, str] | None:
+    """
+    Split the name of a participant of the bus into what it is, its number, and the rest. Return
+    None for a participant that belongs to no node, such as a command of the operator.
+    """
+    name, _, rest = sender.partition("/")
+    kind, _, number = name.partition(".")
+    if kind not in (AGENT, LAUNCHER, RANK) or not number.isdecimal():
+        return None
+    return kind, int(number), rest
