@@ -350,6 +350,35 @@ def test_second_loss_of_a_replacement_is_recovered_again(again: str) -> None:
     assert "occurred again" not in str(tried(job))
 
 
+@pytest.mark.parametrize("victim", [2, 3])
+def test_second_loss_is_recovered_when_a_survivor_notices_it_first(victim: int) -> None:
+    """When a process is lost, and again one in the same step, and each time the same survivor reports
+    a broken connection before the loss itself is known, then `recover` is used again: the lost
+    process is the cause."""
+    job = trained()
+    for lost in (2, victim):
+        job.fault(1, "network")
+        job.kill(lost)
+        job.settle()
+        assert job.doing == "resuming"
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.doing == "healthy"
+    assert "occurred again" not in str(tried(job))
+
+
+def test_repeated_network_fault_without_a_lost_process_is_a_failure_of_the_strategy() -> None:
+    """When the same step has the same network fault again and no process is lost, then `retry` is not
+    tried once more."""
+    job = trained()
+    for _ in range(2):
+        job.fault(1, "network")
+        job.settle()
+    assert "the network fault at step 4 occurred again" in str(
+        job.machine.incident.decision.failed
+    )
+
+
 def test_repeated_report_of_a_fault_is_no_failure_of_the_strategy() -> None:
     """When a rank reports the same fault twice before any strategy was carried out, then no
     strategy has failed."""

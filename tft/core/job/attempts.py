@@ -138,8 +138,8 @@ class Attempts:
         if kind == "numeric" and not incident.spread.guessed and any(s <= ceiling for s in earlier):
             incident.spread.guess(ceiling)
             return
-        incident.decision.failed[incident.decision.base] = (
-            f"the {kind} fault at step {step} occurred again"
+        incident.decision.fail(
+            f"the {kind} fault at step {step} occurred again", network=kind == "network"
         )
 
     def open(self) -> None:

@@ -231,6 +231,10 @@ class Decision:
     failed: dict[str, str] = field(default_factory=dict)
     """By strategy that must not be chosen: the reason. The strategy was followed and did not help,
     or a recovery plugin has ruled it out."""
+    disproved: str = ""
+    """A strategy in `failed` that is there because a network fault has occurred again. If a process
+    turns out to be lost, the loss was the cause, and the strategy may be chosen. Empty: there is no
+    such strategy."""
     advice: Advised | None = None
     """The advice of the recovery plugins in this round. None: there is no advice."""
     awaited: bool = False
@@ -246,6 +250,22 @@ class Decision:
         strategy under a name of its own, this is that name. Empty: no strategy is chosen yet.
         """
         return "" if self.plan is None else self.plan.name
+
+    def fail(self, why: str, *, network: bool) -> None:
+        """
+        Do not choose the strategy that was followed last any more, for the reason `why`. `network`
+        says that the reason is a network fault.
+        """
+        self.disproved = self.base if network else ""
+        self.failed[self.base] = why
+
+    def excuse(self) -> None:
+        """
+        Allow the strategy again that has failed because of a network fault: a process was lost, and
+        the network fault was a consequence.
+        """
+        self.failed.pop(self.disproved, None)
+        self.disproved = ""
 
     def follow(self, plan: Plan) -> None:
         """

@@ -106,6 +106,7 @@ class ProcessExits:
         for rank_state, step in left:
             self._attempts.fault("node", rank_state.rank, step, at, why)
             job.count(rank_state.rank)
+        job.incident.decision.excuse()
         self._recovery.lost(*(rank_state for rank_state, _ in left))
 
     def exited(self, message: Exited) -> None:
@@ -224,6 +225,7 @@ class ProcessExits:
         self._attempts.fault(kind, rank_state.rank, step, message.at, evidence)
         if not rank_state.process.terminating:
             self._job.count(rank_state.rank)
+            self._job.incident.decision.excuse()
         if forced:
             self._attempts.force(forced)
         return None
