@@ -9,7 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,79 @@ def test_a_stopped_part_is_continued(
     log = (outcome.run_dir / "logs" / "agent-0.log").read_text()
     assert f"the {part} was stopped" in outcome.output or "store_continued" in log
     assert_told(outcome)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """
+    Freeze a process, as a debugger does. Skip the test if this machine does not allow it.
+    """
+    freezer = [sys.executable, str(Path(__file__).with_name("frozen.py")), str(pid)]
+    with subprocess.Popen(freezer, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            told = process.stdout.readline().strip() if process.stdout else ""
+            if told != "frozen":
+                pytest.skip(f"a process cannot be frozen here: {told}")
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("part", "kills"),
+    [
+        ("controller", True),
+        ("store-0", True),
+        *(
+            pytest.param(part, kills, marks=pytest.mark.soak)
+            for part, kills in [
+                ("controller", False), ("broker", True), ("broker", False), ("store-0", False),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_that_hangs_is_replaced(
+    part: str, kills: bool, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """When a part of tft is frozen, so that SIGCONT does not help, then its parent kills it and starts
+    another one, and the job ends as the undisturbed one. A rank that is killed meanwhile is
+    recovered without a loss."""
+    with fast(tmp_path / "run", more=("--seconds", "0.03")) as running:
+        until(reached(running, 20), "step 20")
+        before = running.pid(part)
+        with frozen(before):
+            if kills:
+                strike(running, "rank-1")
+            until(lambda: running.pid(part) != before, f"a new {part}", LIMIT)
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    assert sum(incident["steps_lost"] for incident in outcome.incidents) == 0
+    assert {i["strategy"] for i in outcome.incidents} <= {"recover", "retry"}
+    log = (outcome.run_dir / "logs" / "agent-0.log").read_text()
+    assert f"the {part} has not run for 15 s: it is killed" in outcome.output or (
+        "store_hangs" in log
+    )
+    assert_told(outcome)
+
+
+def test_an_agent_that_hangs_is_named_and_goes_on(
+    tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """When an agent is frozen for longer than a part may hang, then the launcher says so and does not
+    kill it, because its ranks would die with it. When it goes on, a rank that was killed meanwhile
+    is recovered without a loss."""
+    with fast(tmp_path / "run", more=("--seconds", "0.03")) as running:
+        until(reached(running, 20), "step 20")
+        with frozen(running.pid("agent-0")):
+            strike(running, "rank-1")
+            said = "the agent-0 has not run for 15 s: until it goes on, no fault"
+            until(lambda: said in running.output(), "the sentence", LIMIT)
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, fake_undisturbed)
+    (incident,) = outcome.incidents
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
 
 
 @pytest.mark.parametrize("at", [0.5, pytest.param(0.2, marks=pytest.mark.soak), 1.0])

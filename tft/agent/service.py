@@ -47,6 +47,7 @@ from tft.protocol.messages import (
     StoreOpened,
 )
 from tft.protocol.topics import BEATS, ORDERS, REPORTS, agent
+from tft.pulse import Pulse
 
 __all__ = ["AgentSettings", "main"]
 
@@ -136,6 +137,8 @@ class Agent:
         """
         Run until the job ends on this node, clean up, and return the exit status (see `main`).
         """
+        if self._settings.pulse is not None:
+            Pulse(self._settings.pulse).beat_in_loop()
         plugins = load_plugins()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)

@@ -95,6 +95,8 @@ class AgentSettings:
     them."""
     spare: int = 0
     """The number of ranks of other nodes that this node can take over."""
+    pulse: int | None = None
+    """The pipe to which the agent writes its signs of life (`tft.pulse`), or None."""
 
     @property
     def ranks(self) -> range:

@@ -17,6 +17,7 @@ from tft.agent.fork_server import ForkServer
 from tft.agent.settings import AgentSettings, child_environment
 from tft.errors import UsageError
 from tft.forked_task import ForkedTask
+from tft.pulse import BYTE, PulseWatch
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +108,7 @@ class StoreSidecar:
         self._child: Child | None = None
         self._port = 0
         self._reading = -1
+        self._pulse: PulseWatch | None = None
         self._failures = 0
         self._dismissed = False
         self._record: Path = settings.job.run_dir / "logs" / f"store-{settings.node}.log"
@@ -171,18 +173,30 @@ class StoreSidecar:
 
     def _read_port(self) -> None:
         told = os.read(self._reading, 16)
-        self._close()
-        if told:  # empty if the store ended before it had opened its port
-            self._port = int(told)
-            self._failures = 0
-            log.info("store_opened", port=self._port)
-            self._opened(self._port)
+        if not told:  # the store ended before it had opened its port
+            self._close()
+            return
+        self._port = int(told.partition(BYTE)[0])
+        self._failures = 0
+        asyncio.get_running_loop().remove_reader(self._reading)
+        reading, self._reading = self._reading, -1
+        self._pulse = PulseWatch(reading, self._hangs)
+        log.info("store_opened", port=self._port)
+        self._opened(self._port)
+
+    def _hangs(self) -> None:
+        if self._child is not None:
+            log.warning("store_hangs", pid=self._child.pid)
+            self._child.end()
 
     def _close(self) -> None:
         if self._reading >= 0:
             asyncio.get_running_loop().remove_reader(self._reading)
             os.close(self._reading)
             self._reading = -1
+        if self._pulse is not None:
+            self._pulse.close()
+            self._pulse = None
 
     def _ended(self, child: Child) -> None:
         self._close()  # stop waiting for the port number of this store: it cannot come any more

@@ -13,6 +13,7 @@ from tft.config import inherited_environment
 from tft.launcher.options import LOOPBACK, job_options, job_settings
 from tft.logs import configure_logs
 from tft.parent_death import die_with_parent
+from tft.pulse import Pulse
 
 
 def run_command() -> click.Command:
@@ -125,9 +126,11 @@ def broker_command() -> click.Command:
     Return the command `tft broker`.
     """
 
-    def broker(host: str, port: int, insecure: bool, curve: Path | None) -> int:
+    def broker(host: str, port: int, insecure: bool, curve: Path | None, pulse: int | None) -> int:
         die_with_parent()
         configure_logs()
+        if pulse is not None:
+            Pulse(pulse).beat_in_thread()
         from tft.bus.broker import main
 
         def opened(first: int) -> None:
@@ -156,6 +159,7 @@ def broker_command() -> click.Command:
                     "connect."
                 ),
             ),
+            _pulse_option(),
         ],
         help="Forward the messages of jobs, until it is told to stop. Holds no state.",
     )
@@ -166,7 +170,8 @@ def controller_command() -> click.Command:
     Return the command `tft controller`.
     """
 
-    def controller(**options: Any) -> int:  # Any: the options have different types
+    # Any: the options have different types
+    def controller(pulse: int | None, **options: Any) -> int:
         die_with_parent()
         # Let Ctrl-C kill the controller like any other accident. If the controller handled the
         # signal, its exit code would look like the regular end of a job.
@@ -186,12 +191,12 @@ def controller_command() -> click.Command:
         make_run_dir(settings.run_dir)
         if by_hand:
             write_job(settings, ())  # `tft pause` and similar commands find the job by this file
-        return main(settings)
+        return main(settings, None if pulse is None else Pulse(pulse))
 
     return click.Command(
         "controller",
         callback=controller,
-        params=job_options(given=True),
+        params=[*job_options(given=True), _pulse_option()],
         help="Lead one job. Started again, it goes on from the story in the run directory.",
     )
 
@@ -204,6 +209,7 @@ def agent_command() -> click.Command:
     def agent(
         placed: tuple[int, int, int] | None,
         starter: tuple[int, str] | None,
+        pulse: int | None,
         **options: Any,  # Any: the options have different types
     ) -> int:
         die_with_parent()
@@ -222,6 +228,7 @@ def agent_command() -> click.Command:
                 environment=inherited_environment(),
                 placed=Placed.read(placed) if placed else None,
                 starter=StartedElsewhere.read(starter) if starter else None,
+                pulse=pulse,
                 **own,
             )
         )
@@ -236,6 +243,7 @@ def agent_command() -> click.Command:
             ),
             _host_option("The address at which other nodes can reach this node."),
             _spare_option(),
+            _pulse_option(),
             *_script(),
         ],
         context_settings={"allow_interspersed_args": False},
@@ -379,6 +387,15 @@ def _insecure_option() -> click.Option:
         ["--insecure"],
         is_flag=True,
         help="Allow addresses that other machines can reach without --curve; nothing is encrypted.",
+    )
+
+
+def _pulse_option() -> click.Option:
+    return click.Option(
+        ["--pulse"],
+        type=click.INT,
+        metavar="DESCRIPTOR",
+        help="Write a byte to this pipe each second, as a sign of life for the launcher.",
     )
 
 

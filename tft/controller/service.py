@@ -39,6 +39,7 @@ from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
+from tft.pulse import Pulse
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
@@ -61,14 +62,14 @@ REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 log = structlog.get_logger()
 
 
-def main(settings: JobSettings) -> int:
+def main(settings: JobSettings, pulse: Pulse | None = None) -> int:
     """
     Run the controller of one job until the job is over. Return the exit code of the job, which is
-    also the exit code of `tft run`.
+    also the exit code of `tft run`. The controller shows by `pulse` that it does not hang.
     """
     raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
-        return asyncio.run(Controller(settings, story).run())
+        return asyncio.run(Controller(settings, story).run(pulse))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +200,13 @@ class Controller:
 
     # ---------------------------------------------------------------- hearing and sending messages
 
-    async def run(self) -> int:
+    async def run(self, pulse: Pulse | None = None) -> int:
         """
         Lead the job until it is over. Return the exit code of the job's outcome, or 4 if there is
         no outcome.
         """
+        if pulse is not None:
+            pulse.beat_in_loop()
         # the epoch is the number of this controller, and must be higher than the epoch of every
         # earlier controller. Each unreadable event of the story may have been the start of a
         # controller with an epoch of its own, so the number of unreadable events is added.

@@ -15,6 +15,7 @@ from typing import Self
 
 from tft.config import inherited_environment
 from tft.parent_death import adopt_orphans, parent_death_tie
+from tft.pulse import PulseWatch
 from tft.stopped import StopGuard
 
 
@@ -23,9 +24,15 @@ class LaunchedProcess:
     One child process of the launcher.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], continued: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        continued: Callable[[], None],
+        pulse: PulseWatch | None,
+    ) -> None:
         self.process = process
         self.guard = StopGuard(process.pid, continued)
+        self._pulse = pulse
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def ended(self) -> int:
@@ -42,6 +49,8 @@ class LaunchedProcess:
         Call this method only when the process has ended, because the method would otherwise block.
         """
         self.guard.close()
+        if self._pulse is not None:
+            self._pulse.close()
         self._ended.set_result(self.process.wait())
 
     def send(self, number: signal.Signals) -> None:
@@ -62,6 +71,40 @@ class LaunchedProcess:
                 return
             self.send(number)
         await self.ended()
+
+
+class _Pipe:
+    """
+    The pipe through which a child is to send its signs of life (`tft.pulse`). Without `hangs` there
+    is no pipe.
+    """
+
+    def __init__(self, hangs: Callable[[], None] | None) -> None:
+        self._hangs = hangs
+        self._reading, self._writing = (-1, -1) if hangs is None else os.pipe()
+        self.inherited = () if hangs is None else (self._writing,)
+        """The descriptors that the child must inherit."""
+        self.words = () if hangs is None else ("--pulse", str(self._writing))
+        """The option with which the child finds the pipe."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def watch(self) -> PulseWatch | None:
+        """
+        Return an object that reads what the child writes. Called once, when the child has started.
+        """
+        if self._hangs is None:
+            return None
+        reading, self._reading = self._reading, -1
+        return PulseWatch(reading, self._hangs)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for each in (self._reading, self._writing):
+            if each >= 0:
+                os.close(each)
 
 
 class Children:
@@ -99,6 +142,7 @@ class Children:
         log: Path,
         inherited: Sequence[int] = (),
         continued: Callable[[], None] = lambda: None,
+        hangs: Callable[[], None] | None = None,
     ) -> LaunchedProcess:
         """
         Run the command `tft` with `arguments` as a child process of the launcher.
@@ -108,21 +152,23 @@ class Children:
         The standard error of the child is appended to the file `log`. Its standard output is that
         of the launcher. The variables in `added` are added to its environment. `inherited` are file
         descriptors that the child keeps under the same numbers. If the child is stopped (SIGSTOP)
-        for too long, the launcher sends SIGCONT and calls `continued`.
+        for too long, the launcher sends SIGCONT and calls `continued`. With `hangs`, the child gets
+        the option `--pulse`, and the launcher calls `hangs` if the child hangs (`tft.pulse`).
         """
         environment = inherited_environment() | dict(added) | parent_death_tie()
-        with log.open("ab") as stderr:
+        with log.open("ab") as stderr, _Pipe(hangs) as pulse:
             process = subprocess.Popen(
                 # -P: import nothing from the working directory, where a module could hide a module
                 # of tft
-                [sys.executable, "-P", "-m", "tft", *arguments],
+                [sys.executable, "-P", "-m", "tft", *arguments[:1], *pulse.words, *arguments[1:]],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
-                pass_fds=inherited,
+                pass_fds=(*inherited, *pulse.inherited),
                 start_new_session=True,
             )
-        child = self._known[process.pid] = LaunchedProcess(process, continued)
+            child = LaunchedProcess(process, continued, pulse.watch())
+        self._known[process.pid] = child
         self._none_left.clear()
         return child
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from tft import pulse, stopped
 from tft.bus.base import Bus, Heard, NotLetIn
 from tft.bus.zeromq import open_bus
 from tft.checkpoint import CheckpointStore, checkpoint_store_of, give_up, manifest_of, newest
@@ -52,7 +53,6 @@ from tft.launcher.summary import summary
 from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
-from tft.stopped import LIMIT
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
 # seconds that the agent gets to end by itself after the controller has ordered its end: its ranks
@@ -314,12 +314,27 @@ class NodeLauncher:
             log=log,
             inherited=self._plan.inherited(name),
             continued=partial(
-                say, f"the {name} was stopped (SIGSTOP) for {LIMIT:.0f} s: continued"
+                say, f"the {name} was stopped (SIGSTOP) for {stopped.LIMIT:.0f} s: continued"
             ),
+            hangs=partial(self._hangs, name),
         )
         self._parts[name] = child
         write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
         return child
+
+    def _hangs(self, name: str) -> None:
+        """
+        Kill the broker or the controller, because it hangs. It is then started again.
+
+        An agent is not killed, because the ranks of the node would die with it. If it goes on again,
+        nothing is lost. If the job has other nodes, the controller gives this node up.
+        """
+        silent = f"the {name} has not run for {pulse.LIMIT:.0f} s"
+        if name == self._plan.agent:
+            say(f"{silent}: until it goes on, no fault on this node is noticed")
+            return
+        say(f"{silent}: it is killed")
+        self._parts[name].send(signal.SIGKILL)
 
     def _log_of(self, name: str) -> Path:
         return log_file(self._plan.settings.run_dir, name)

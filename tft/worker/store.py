@@ -5,7 +5,7 @@ which has imported the framework already, fork the process.
 
 The store has its own process, so that the end of a rank does not end the store, and a failure of
 the store does not end the agent. The process writes the store's port to the inherited descriptor FD
-once the store accepts connections.
+once the store accepts connections, and then its signs of life (`tft.pulse`).
 """
 
 import os
@@ -14,6 +14,7 @@ import sys
 from tft.errors import UsageError
 from tft.parent_death import die_with_parent, name_process
 from tft.plugins import load_adaptor
+from tft.pulse import BYTE, Pulse
 
 
 def main() -> None:
@@ -34,8 +35,8 @@ def serve(adaptor: str, host: str, descriptor: int) -> None:
     name_process("tft-store")
 
     def opened(port: int) -> None:
-        os.write(descriptor, str(port).encode())
-        os.close(descriptor)
+        os.write(descriptor, str(port).encode() + BYTE)
+        Pulse(descriptor).beat_in_thread()
 
     try:
         load_adaptor(adaptor).hook.tft_store(host=host, port=0, opened=opened)

@@ -1,0 +1,109 @@
+"""
+Signs of life of the processes of tft. Each of these processes writes a byte to a pipe once a second,
+and its parent reads them. A process that writes nothing for too long hangs: a debugger or a
+container runtime has frozen it, its disk does not answer, or its event loop is blocked.
+
+A hanging process cannot be continued, unlike one that was stopped with SIGSTOP (`tft.stopped`). Its
+parent kills it and starts another one, because a hanging controller, broker or store holds up the
+whole job.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+BEAT = 1.0
+"""The time in seconds between two bytes."""
+LIMIT = 15.0
+"""The time in seconds without a byte after which a process hangs. It is long, because the event loop
+of a healthy process may be blocked for some seconds, for example by a slow disk."""
+BYTE = b"."
+
+
+class Pulse:
+    """
+    The end of the pipe to which a process writes. `descriptor` is inherited from the parent.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+
+    def beat_in_loop(self) -> None:
+        """
+        Write a byte now, and again whenever the running event loop gets to it. So a blocked event
+        loop counts as hanging.
+        """
+        self._beat()
+        asyncio.get_running_loop().call_later(BEAT, self.beat_in_loop)
+
+    def beat_in_thread(self) -> None:
+        """
+        Write the bytes in a thread of their own, for a process whose main thread waits in C code. So
+        only a process that does not run at all counts as hanging.
+        """
+        threading.Thread(target=self._beat_for_ever, name="tft-pulse", daemon=True).start()
+
+    def _beat_for_ever(self) -> None:
+        rest = threading.Event()
+        while True:
+            self._beat()
+            rest.wait(BEAT)
+
+    def _beat(self) -> None:
+        # a full pipe is a sign of life too, and if the parent has ended, this process ends as well
+        with suppress(OSError):
+            os.write(self._descriptor, BYTE)
+
+
+class PulseWatch:
+    """
+    The end of the pipe from which the parent reads. Create this object inside an event loop.
+
+    `hangs` is called once, if the process has written a byte before and then writes nothing for
+    `LIMIT` seconds. `reading` is closed when the process has ended, or with `close`.
+    """
+
+    def __init__(self, reading: int, hangs: Callable[[], None]) -> None:
+        os.set_blocking(reading, False)
+        self._reading = reading
+        self._hangs = hangs
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(reading, self._read)
+
+    def close(self) -> None:
+        """
+        Watch no longer.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reading >= 0:
+            self._loop.remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = -1
+
+    def _read(self) -> bool:
+        """
+        Read all bytes that have come. Return True if there were some.
+        """
+        try:
+            told = os.read(self._reading, 4096)
+        except BlockingIOError:
+            return False
+        if not told:  # the process has ended
+            self.close()
+            return True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(LIMIT, self._late)
+        return True
+
+    def _late(self) -> None:
+        # this process itself may not have run: then the bytes wait in the pipe
+        if not self._read():
+            self.close()
+            self._hangs()
