@@ -1,7 +1,7 @@
 """
 Signs of life of the processes of tft. Each of these processes writes a byte to a pipe once a second,
 and its parent reads them. A process that writes nothing for too long hangs: a debugger or a
-container runtime has frozen it, its disk does not answer, or its event loop is blocked.
+container runtime has frozen it, or its event loop is blocked.
 
 A hanging process cannot be continued, unlike one that was stopped with SIGSTOP (`tft.stopped`). Its
 parent kills it and starts another one, because a hanging controller, broker or store holds up the
@@ -31,6 +31,15 @@ class Pulse:
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """
+        Write no more: the process ends by itself, and may take its time. Only for `beat_in_loop`.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        os.close(self._descriptor)
 
     def beat_in_loop(self) -> None:
         """
@@ -38,7 +47,7 @@ class Pulse:
         loop counts as hanging.
         """
         self._beat()
-        asyncio.get_running_loop().call_later(BEAT, self.beat_in_loop)
+        self._timer = asyncio.get_running_loop().call_later(BEAT, self.beat_in_loop)
 
     def beat_in_thread(self) -> None:
         """
@@ -63,8 +72,8 @@ class PulseWatch:
     """
     The end of the pipe from which the parent reads. Create this object inside an event loop.
 
-    `hangs` is called once, if the process has written a byte before and then writes nothing for
-    `LIMIT` seconds. `reading` is closed when the process has ended, or with `close`.
+    `hangs` is called if the process has written a byte before and then writes nothing for `LIMIT`
+    seconds. It is called again only after the process has gone on. `reading` is closed when the process has ended, or with `close`.
     """
 
     def __init__(self, reading: int, hangs: Callable[[], None]) -> None:
@@ -99,11 +108,18 @@ class PulseWatch:
             return True
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(LIMIT, self._late)
+        self._await()
         return True
 
-    def _late(self) -> None:
-        # this process itself may not have run: then the bytes wait in the pipe
-        if not self._read():
-            self.close()
-            self._hangs()
+    def _await(self) -> None:
+        self._timer = self._loop.call_later(LIMIT, self._late, self._loop.time() + LIMIT)
+
+    def _late(self, due: float) -> None:
+        if self._read():
+            return  # this process itself has not run, and the bytes have waited in the pipe
+        if self._loop.time() - due > BEAT:
+            # neither this process nor perhaps the other one has run, as when a container is frozen
+            self._await()
+            return
+        self._timer = None
+        self._hangs()

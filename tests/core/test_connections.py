@@ -2,7 +2,9 @@
 A node whose connections to the bus have all ended at once is lost.
 """
 
-from tft.core.link.connections import FRESH, SETTLE, Connections
+from collections.abc import Callable
+
+from tft.core.link.connections import FRESH, HURRIED, PATIENT, Connections
 
 HOMES = {0: 0, 1: 0, 2: 1, 3: 1}
 NODES = (0, 1)
@@ -33,14 +35,54 @@ def leave(found: Connections, node: int, at: float, *, but: str = "") -> None:
             found.gone(sender, at)
 
 
+def at_once(_: int) -> bool:
+    """
+    Say of every node that its ranks have room elsewhere, and are waited for.
+    """
+    return True
+
+
+def lost(
+    found: Connections, begin: float, end: float, hurried: Callable[[int], bool] = at_once
+) -> dict[int, float]:
+    """
+    Look for lost nodes ten times a second. Return the time at which each was found.
+    """
+    times = [begin + number / 10 for number in range(round(10 * (end - begin)) + 1)]
+    return {node: at for at in times for node in found.lost(at, hurried)}
+
+
 def test_node_without_any_connection_is_lost_once() -> None:
-    """When all connections of a node have been gone for a moment, then the node is lost. It is
-    returned once, and the other node is not."""
+    """When all connections of a node have been gone for a moment, and its ranks have room elsewhere,
+    then the node is lost. It is returned once, and the other node is not."""
     found = connected()
+    assert lost(found, 9.0, 10.0) == {}
     leave(found, 1, 10.1)
-    assert found.lost(10.1 + SETTLE) == []
-    assert found.lost(10.11 + SETTLE) == [1]
-    assert found.lost(20.0) == []
+    assert lost(found, 10.1, 10.3) == {}
+    assert found.lost(10.1 + HURRIED, at_once) == []
+    assert found.lost(10.11 + HURRIED, at_once) == [1]
+    assert lost(found, 10.4, 20.0) == {}
+
+
+def test_node_that_nobody_replaces_has_more_time_to_come_back() -> None:
+    """When the ranks of a node have no room elsewhere, then the node is lost only after the time in
+    which its processes would have connected again."""
+    found = connected()
+    assert lost(found, 9.0, 10.0) == {}
+    leave(found, 1, 10.1)
+    (at,) = lost(found, 10.2, 20.0, lambda node: node != 1).values()
+    assert PATIENT < at - 10.1 < PATIENT + 0.2
+
+
+def test_controller_that_has_not_run_waits_for_what_it_has_not_read() -> None:
+    """When the controller was blocked after the connections of a node have ended, then it waits once
+    more: the processes may have connected again meanwhile."""
+    found = connected()
+    assert lost(found, 9.0, 10.1) == {}
+    leave(found, 1, 10.1)
+    assert found.lost(15.0, at_once) == []
+    found.present("node.1/0")
+    assert lost(found, 15.1, 20.0) == {}
 
 
 def test_node_with_one_connection_is_not_lost() -> None:
@@ -48,16 +90,17 @@ def test_node_with_one_connection_is_not_lost() -> None:
     for but in ("run.1/0", "node.1/0", "rank.3/0.103"):
         found = connected()
         leave(found, 1, 10.1, but=but)
-        assert found.lost(20.0) == [], but
+        assert lost(found, 10.1, 20.0) == {}, but
 
 
 def test_node_is_lost_when_its_last_connection_has_ended() -> None:
     """When the launcher of a node is gone after its agent and its ranks, then the node is lost."""
     found = connected()
     leave(found, 1, 10.1, but="run.1/0")
-    assert found.lost(15.0) == []
+    assert lost(found, 10.1, 15.1) == {}
     found.gone("run.1/0", 15.1)
-    assert found.lost(15.2) == [1]
+    (at,) = lost(found, 15.1, 20.0).values()
+    assert HURRIED < at - 15.1 < HURRIED + 0.2
 
 
 def test_process_of_another_node_does_not_count() -> None:
@@ -70,7 +113,7 @@ def test_process_of_another_node_does_not_count() -> None:
     found.heard(1, 10.0)
     for sender in ("node.1/0", "rank.2/0.102"):
         found.gone(sender, 10.1)
-    assert found.lost(11.0) == [1]
+    assert list(lost(found, 10.1, 11.0)) == [1]
 
 
 def test_connection_that_comes_back_is_no_loss() -> None:
@@ -78,7 +121,7 @@ def test_connection_that_comes_back_is_no_loss() -> None:
     found = connected()
     leave(found, 1, 10.1)
     found.present("node.1/0")
-    assert found.lost(20.0) == []
+    assert lost(found, 10.1, 20.0) == {}
 
 
 def test_lost_broker_is_no_lost_node() -> None:
@@ -88,7 +131,7 @@ def test_lost_broker_is_no_lost_node() -> None:
     for node in NODES:
         leave(found, node, 10.1)
     found.present("node.0/0")
-    assert found.lost(20.0) == []
+    assert lost(found, 10.1, 20.0) == {}
 
 
 def test_node_that_was_silent_before_is_not_lost() -> None:
@@ -96,7 +139,7 @@ def test_node_that_was_silent_before_is_not_lost() -> None:
     them, because the node did not answer. It may come back, so it is not lost yet."""
     found = connected()
     leave(found, 1, 10.0 + FRESH + 0.1)
-    assert found.lost(20.0) == []
+    assert lost(found, 10.1, 20.0) == {}
 
 
 def test_node_that_was_never_heard_is_not_lost() -> None:
@@ -105,7 +148,7 @@ def test_node_that_was_never_heard_is_not_lost() -> None:
     found = connected()
     found.present("node.2/0")
     found.gone("node.2/0", 10.1)
-    assert found.lost(20.0) == []
+    assert lost(found, 10.1, 20.0) == {}
 
 
 def test_participants_without_a_node_say_nothing() -> None:
@@ -119,4 +162,4 @@ def test_participants_without_a_node_say_nothing() -> None:
         found.gone(sender, 10.0)
     found.present("node.0/0")
     found.gone("node.1/0", 10.0)
-    assert found.lost(20.0) == [1]
+    assert list(lost(found, 10.1, 20.0)) == [1]

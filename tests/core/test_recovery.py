@@ -9,6 +9,9 @@ from tests.core.lives import (
     trained,
     tried,
 )
+from tft.core.job.incident import (
+    Decision,
+)
 from tft.protocol.messages import (
     Fetch,
     Freeze,
@@ -367,6 +370,16 @@ def test_second_loss_is_recovered_when_a_survivor_notices_it_first(victim: int) 
     assert "occurred again" not in str(tried(job))
 
 
+def test_lost_process_does_not_lift_the_veto_of_a_plugin() -> None:
+    """When a strategy has failed because of a network fault that occurred again, and then a plugin
+    vetoes it, then a lost process does not allow the strategy again."""
+    decision = Decision(base="recover")
+    decision.fail("the network fault at step 4 occurred again", network=True)
+    decision.failed["recover"] = "the plugin says no"
+    decision.excuse()
+    assert decision.failed == {"recover": "the plugin says no"}
+
+
 def test_repeated_network_fault_without_a_lost_process_is_a_failure_of_the_strategy() -> None:
     """When the same step has the same network fault again and no process is lost, then `retry` is not
     tried once more."""
@@ -374,9 +387,7 @@ def test_repeated_network_fault_without_a_lost_process_is_a_failure_of_the_strat
     for _ in range(2):
         job.fault(1, "network")
         job.settle()
-    assert "the network fault at step 4 occurred again" in str(
-        job.machine.incident.decision.failed
-    )
+    assert "the network fault at step 4 occurred again" in str(job.machine.incident.decision.failed)
 
 
 def test_repeated_report_of_a_fault_is_no_failure_of_the_strategy() -> None:

@@ -165,7 +165,7 @@ def test_an_agent_that_hangs_is_named_and_goes_on(
         until(reached(running, 20), "step 20")
         with frozen(running.pid("agent-0")):
             strike(running, "rank-1")
-            said = "the agent-0 has not run for 15 s: until it goes on, no fault"
+            said = "the agent-0 has not run for 15 s: until it does, tft cannot act on this node"
             until(lambda: said in running.output(), "the sentence", LIMIT)
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output

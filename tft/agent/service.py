@@ -137,8 +137,9 @@ class Agent:
         """
         Run until the job ends on this node, clean up, and return the exit status (see `main`).
         """
-        if self._settings.pulse is not None:
-            Pulse(self._settings.pulse).beat_in_loop()
+        pulse = None if self._settings.pulse is None else Pulse(self._settings.pulse)
+        if pulse is not None:
+            pulse.beat_in_loop()
         plugins = load_plugins()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
@@ -167,6 +168,8 @@ class Agent:
             await self._clean_up()
             for task in tasks:
                 task.cancel()
+        if pulse is not None:
+            pulse.close()
         code, _ = self._leave.result()
         return code
 

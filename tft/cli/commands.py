@@ -129,12 +129,12 @@ def broker_command() -> click.Command:
     def broker(host: str, port: int, insecure: bool, curve: Path | None, pulse: int | None) -> int:
         die_with_parent()
         configure_logs()
-        if pulse is not None:
-            Pulse(pulse).beat_in_thread()
         from tft.bus.broker import main
 
         def opened(first: int) -> None:
             click.echo(f"broker at {host}:{first}", err=True)
+            if pulse is not None:  # a thread that is started here leaves signals to the main thread
+                Pulse(pulse).beat_in_thread()
 
         main(host, port, insecure=insecure, curve=curve, opened=opened)
         return 0

@@ -205,8 +205,6 @@ class Controller:
         Lead the job until it is over. Return the exit code of the job's outcome, or 4 if there is
         no outcome.
         """
-        if pulse is not None:
-            pulse.beat_in_loop()
         # the epoch is the number of this controller, and must be higher than the epoch of every
         # earlier controller. Each unreadable event of the story may have been the start of a
         # controller with an epoch of its own, so the number of unreadable events is added.
@@ -230,6 +228,8 @@ class Controller:
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
+            if pulse is not None:
+                pulse.beat_in_loop()
             tasks = [
                 asyncio.create_task(self._listen(bus)),
                 asyncio.create_task(self._say_again(bus)),
@@ -242,6 +242,8 @@ class Controller:
             await self._farewell(bus)
             for task in tasks:
                 task.cancel()
+            if pulse is not None:
+                pulse.close()
         outcome = self._machine.outcome
         return 4 if outcome is None else outcome.code
 
@@ -305,7 +307,7 @@ class Controller:
             # Send a `Lead` message at once. The message contains the newest step at whose end all
             # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
-        for node in self._beats.connections.lost(now):
+        for node in self._beats.connections.lost(now, self._machine.replaces):
             if node in self._machine.nodes:
                 self._beats.hang_detection.forget(node)
                 why = f"all connections of node {node} to the bus have ended"

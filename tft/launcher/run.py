@@ -70,6 +70,9 @@ _SHUT_OUT_LIMIT = 10.0
 # seconds without a message of a controller after which the operator is told that this node waits
 # for a controller
 _UNHEARD = 10.0
+# seconds in which the broker or the controller may be killed five times because it hangs: a part that
+# always hangs again would hold the job for ever
+_HUNG_WITHIN = 600.0
 # seconds to wait, after an agent was killed, until its reaper has ended the processes left behind
 _ORPHANS_LIMIT = 5.0
 
@@ -208,6 +211,7 @@ class NodeLauncher:
         self._bus = bus
         self._report = report
         self._parts: dict[str, LaunchedProcess] = {}
+        self._hung = {name: Restarts(limit=5, within=_HUNG_WITHIN) for name in self._commands}
         self._clock = SystemClock()
         self._outbox = Outbox()
         self._grace = 0.0
@@ -324,14 +328,18 @@ class NodeLauncher:
 
     def _hangs(self, name: str) -> None:
         """
-        Kill the broker or the controller, because it hangs. It is then started again.
+        Kill the broker or the controller, because it hangs. It is then started again. The job ends if
+        it hangs too often.
 
-        An agent is not killed, because the ranks of the node would die with it. If it goes on again,
-        nothing is lost. If the job has other nodes, the controller gives this node up.
+        An agent is not killed, because the ranks of the node would die with it.
         """
         silent = f"the {name} has not run for {pulse.LIMIT:.0f} s"
         if name == self._plan.agent:
-            say(f"{silent}: until it goes on, no fault on this node is noticed")
+            say(f"{silent}: until it does, tft cannot act on this node")
+            return
+        if not self._hung[name].again(self._clock.now()):
+            say(f"{silent}, as {self._hung[name].limit} times before: giving up")
+            self._finish(FAILED)
             return
         say(f"{silent}: it is killed")
         self._parts[name].send(signal.SIGKILL)

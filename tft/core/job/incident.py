@@ -231,10 +231,10 @@ class Decision:
     failed: dict[str, str] = field(default_factory=dict)
     """By strategy that must not be chosen: the reason. The strategy was followed and did not help,
     or a recovery plugin has ruled it out."""
-    disproved: str = ""
-    """A strategy in `failed` that is there because a network fault has occurred again. If a process
-    turns out to be lost, the loss was the cause, and the strategy may be chosen. Empty: there is no
-    such strategy."""
+    doubtful: tuple[str, str] = ("", "")
+    """A strategy in `failed` that is there because a network fault has occurred again, and the
+    reason that `failed` has for it. If a process turns out to be lost, the loss was the cause, and
+    the strategy may be chosen. Empty texts: there is no such strategy."""
     advice: Advised | None = None
     """The advice of the recovery plugins in this round. None: there is no advice."""
     awaited: bool = False
@@ -256,7 +256,7 @@ class Decision:
         Do not choose the strategy that was followed last any more, for the reason `why`. `network`
         says that the reason is a network fault.
         """
-        self.disproved = self.base if network else ""
+        self.doubtful = (self.base, why) if network else ("", "")
         self.failed[self.base] = why
 
     def excuse(self) -> None:
@@ -264,8 +264,10 @@ class Decision:
         Allow the strategy again that has failed because of a network fault: a process was lost, and
         the network fault was a consequence.
         """
-        self.failed.pop(self.disproved, None)
-        self.disproved = ""
+        strategy, why = self.doubtful
+        if self.failed.get(strategy) == why:  # it has not failed for another reason since
+            del self.failed[strategy]
+        self.doubtful = ("", "")
 
     def follow(self, plan: Plan) -> None:
         """
@@ -427,6 +429,13 @@ class Incident:
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
+
+    def forgive(self, rank: int) -> None:
+        """
+        Remove the last fault `hang` of a rank: its process did not hang, but was lost with its node.
+        """
+        hangs = [fault for fault in self.faults if (fault.kind, fault.rank) == ("hang", rank)]
+        self.faults = [fault for fault in self.faults if fault not in hangs[-1:]]
 
     def numeric_step(self) -> int:
         """

@@ -126,6 +126,16 @@ class Machine:
         """
         return self._job.nodes.kept_by()
 
+    def replaces(self, node: int) -> bool:
+        """
+        Return whether the ranks of `node` would continue elsewhere if the node were lost now, and an
+        incident is open, so that the other ranks wait.
+        """
+        nodes = self._job.nodes
+        room = sum(nodes.room.get(other, 0) for other in self.nodes if other != node)
+        ranks = sum(each.node == node for each in self._job.ranks.states.values())
+        return self._job.incident.is_open and room >= ranks
+
     def node_of(self, rank: int) -> int | None:
         """
         Return the node on which the process that holds this rank runs. Return None if the rank has

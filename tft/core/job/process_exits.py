@@ -99,10 +99,9 @@ class ProcessExits:
         if job.state in SETTLED:
             ranks = [rank_state.rank for rank_state, _ in left]
             return self._not_completed(f"ranks {ranks} were lost with their node: {why}")
-        hung = {s.rank for s, _ in left if s.process.blame == "hang"}
-        job.incident.faults = [
-            each for each in job.incident.faults if each.kind != "hang" or each.rank not in hung
-        ]
+        for rank_state, _ in left:
+            if rank_state.process.blame == "hang":
+                job.incident.forgive(rank_state.rank)
         for rank_state, step in left:
             self._attempts.fault("node", rank_state.rank, step, at, why)
             job.count(rank_state.rank)

@@ -6,19 +6,25 @@ The kernel of a node ends the connections of a process when the process is kille
 the launcher and all ranks of a node are gone together, the node is lost. This is known long before
 the node has sent no heartbeat for too long.
 
-A node that only cannot be reached looks different. Its connections stay until ZeroMQ's heartbeats
-have got no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node
-may come back, so it is not reported here.
+A network that resets connections looks the same at first, but the processes connect again. The node
+is then given up for nothing, so this object waits longer unless another node can take the ranks at
+once. A node that is only silent looks different: its connections stay until ZeroMQ's heartbeats have
+got no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node is not
+reported here.
 """
 
 from collections.abc import Callable
 
-SETTLE = 0.25
-"""The time in seconds for which all connections of a node must have been gone. Processes whose
-connection was only interrupted connect again within 0.2 s."""
+HURRIED, PATIENT = 0.25, 2.0
+"""The time in seconds for which all connections of a node must have been gone. It is `HURRIED` if
+ranks of other nodes have lost their connections to it too, and its ranks have room elsewhere. A
+process that tries to connect again may need a second for a try that fails."""
 FRESH = 1.0
 """The longest time in seconds between the last heartbeat of a node and the end of its connections,
 if the processes were killed. Agents send ten heartbeats in a second."""
+BLOCKED = 0.25
+"""If the controller has looked for lost nodes longer ago than this, in seconds, it has not run. Then
+processes may have connected again, and the controller has not read this yet."""
 
 AGENT, LAUNCHER, RANK = "node", "run", "rank"
 """How the names of an agent, a launcher and a rank on the bus begin. A dot and the number of the
@@ -38,7 +44,8 @@ class Connections:
         self._present: set[tuple[str, int, str]] = set()
         self._heard: dict[int, float] = {}
         self._cut: dict[int, float] = {}
-        """By node whose agent is gone: since when."""
+        """By node whose agent is gone: when the last of its processes was found to be gone."""
+        self._looked = 0.0
 
     def present(self, sender: str) -> None:
         """
@@ -62,24 +69,33 @@ class Connections:
         if (who := _who(sender)) is None:
             return
         self._present.discard(who)
-        kind, node, _ = who
-        if kind == AGENT and at - self._heard.pop(node, float("-inf")) <= FRESH:
+        kind, number, _ = who
+        node = self._node(kind, number)
+        fresh = kind == AGENT and at - self._heard.pop(number, float("-inf")) <= FRESH
+        if node is not None and (fresh or node in self._cut):
             self._cut[node] = at
         if not self._present:
             # the broker is lost, or the connection of this process to it: this says nothing about
             # the nodes
             self._cut.clear()
 
-    def lost(self, at: float) -> list[int]:
+    def lost(self, at: float, hurried: Callable[[int], bool]) -> list[int]:
         """
         Return the nodes that are lost at time `at`, because all their connections have been gone for
-        `SETTLE` seconds. Each lost node is returned by one call only.
+        long enough. Each lost node is returned by one call only. `hurried` says of a node whether
+        the wait is `HURRIED`.
         """
-        found = [node for node, since in self._cut.items() if at - since > SETTLE]
-        if not found:
+        if at - self._looked > BLOCKED:
+            self._cut = dict.fromkeys(self._cut, at)
+        self._looked = at
+        if not self._cut:
             return []
         there = {self._node(kind, number) for kind, number, _ in self._present}
-        lost = [node for node in found if node not in there]
+        lost = [
+            node
+            for node, since in self._cut.items()
+            if node not in there and at - since > (HURRIED if hurried(node) else PATIENT)
+        ]
         for node in lost:
             del self._cut[node]
         return sorted(lost)
