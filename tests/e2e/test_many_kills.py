@@ -35,6 +35,8 @@ GROWTH = 0.01
 LEFT = re.compile(rf"^\[rank {SPARED}\] .*group_left_behind.* groups=.*?(\d+)", re.MULTILINE)
 """The warning of the spared rank that gloo's groups could not be freed: how many. Each of them keeps
 threads, descriptors and gradients for half an hour (docs/explanation/limits.md)."""
+RECORD = 0.014
+"""What the controller keeps of each incident in MB: the report has all of them at the end."""
 THREADS, FILES, GRADIENTS = 5, 8, 1.9
 """The most threads and descriptors that a group keeps, and the gradients of the model in MB."""
 
@@ -145,7 +147,7 @@ def test_a_job_survives_a_thousand_kills(tmp_path: Path) -> None:
     assert late <= 1.25 * early
     for name in seen[-1]:
         groups = left if name == f"rank-{SPARED}" else 0
-        kept = GRADIENTS * groups
+        kept = GRADIENTS * groups + (RECORD * KILLS / 2 if name == "controller" else 0)
         assert growth(seen, name, "memory") <= GROWTH * KILLS / 2 + kept, (name, seen)
         assert growth(seen, name, "files") <= 4 + FILES * groups, (name, seen)
         assert growth(seen, name, "threads") <= 4 + THREADS * groups, (name, seen)
