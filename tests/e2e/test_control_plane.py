@@ -121,15 +121,18 @@ def frozen(pid: int) -> Iterator[None]:
     ("part", "kills"),
     [
         ("controller", True),
-        ("store-0", True),
         *(
             pytest.param(part, kills, marks=pytest.mark.soak)
             for part, kills in [
-                ("controller", False), ("broker", True), ("broker", False), ("store-0", False),
+                ("controller", False),
+                ("broker", True),
+                ("broker", False),
+                ("store-0", True),
+                ("store-0", False),
             ]
         ),
     ],
-)  # fmt: skip
+)
 def test_a_part_that_hangs_is_replaced(
     part: str, kills: bool, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
