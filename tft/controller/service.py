@@ -111,7 +111,8 @@ class Controller:
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
         # now, because the ranks may be training already, under an earlier controller
         self._compare_slices()
-        self._nodes: set[str] = set()
+        self._present: set[str] = set()
+        """The names of the participants that are connected to the bus."""
         self._over = asyncio.Event()
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -278,15 +279,14 @@ class Controller:
                 log.warning("not_let_in", why=why)
             case Present(sender=sender):
                 self._beats.connections.present(sender)
-                if sender.startswith("node."):
-                    self._nodes.add(sender)
-                elif sender.startswith("ask."):
+                self._present.add(sender)
+                if sender.startswith("ask."):
                     # a command of the operator, such as `tft pause`, has connected: send a `Lead`
                     # message at once, because the command first waits for it
                     self._news.set()
             case Gone(sender=sender):
                 self._beats.connections.gone(sender, self._clock.now())
-                self._nodes.discard(sender)
+                self._present.discard(sender)
                 self._news.set()
             case _:
                 assert_never(arrival)
@@ -336,9 +336,12 @@ class Controller:
                 pass
 
     def _lead_now(self) -> Lead:
+        # leave out processes that have left: after many incidents they are far more than the others,
+        # and every process of the job reads this message
+        heard, wanted = self._inbox.heard(), self._present - set(self._machine.refused)
         return Lead(
             epoch=self._machine.epoch,
-            heard={s: n for s, n in self._inbox.heard().items() if s not in self._machine.refused},
+            heard={sender: heard[sender] for sender in wanted if sender in heard},
             state=str(self._machine.state),
             incident=self._machine.incident.number,
             check=self._machine.checked,
@@ -354,11 +357,14 @@ class Controller:
         """
         try:
             async with asyncio.timeout(FAREWELL):
-                while self._nodes:
+                while self._agents():
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            log.warning("agents_still_present", nodes=sorted(self._nodes))
+            log.warning("agents_still_present", nodes=self._agents())
+
+    def _agents(self) -> list[str]:
+        return sorted(sender for sender in self._present if sender.startswith("node."))
 
     # ---------------------------------------------------------------- events of the job machine
 
