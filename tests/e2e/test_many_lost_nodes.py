@@ -25,12 +25,12 @@ from tft.bus.ports import free_address
 LOSSES = 20
 EVERY = 5
 """The steps between the moment at which a node has room, and the next loss."""
-STEPS = 120 * LOSSES
-"""A new node needs the time of about 80 steps until it has room."""
+STEPS = 250 * LOSSES
+"""A new node needs the time of 80 to 150 steps until it has room."""
 NPROC = 2
 STEP = 0.05
 """A loss comes up to this many seconds after its step has begun."""
-LIMIT = 600.0
+LIMIT = 1200.0
 NODE = "TFT_TEST_NODE"
 """The environment variable that tells the processes of one node from those of the others."""
 
