@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import MARK, ROOT, Job, identical, job, left_behind, run, until
+from tests.benchmarks.peers.systems import process
+from tests.e2e.jobs import MARK, Job, identical, job, left_behind, run, until
 from tests.e2e.test_many_kills import last_step
 from tft.bus.ports import free_address
 
@@ -44,18 +45,9 @@ def lead(where: Path, *shared: str) -> Iterator[subprocess.Popen[bytes]]:
         sys.executable, "-m", "tft", "lead", "--nproc-per-node", str(NPROC), "--run-dir", str(where),
         "--max-incidents", str(2 * LOSSES), "--max-rank-faults", str(2 * LOSSES), *shared,
     ]  # fmt: skip
-    where.parent.mkdir(parents=True, exist_ok=True)
-    with where.with_name("lead.out").open("wb") as out:
-        leading = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, MARK: str(where)},
-        )  # fmt: skip
-    try:
+    log = where.with_name("lead.out")
+    with process(log, *command, environment={MARK: str(where)}) as leading:
         yield leading
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(leading.pid, signal.SIGKILL)
-        leading.wait()
 
 
 class Nodes:
