@@ -128,8 +128,8 @@ class Machine:
 
     def replaces(self, node: int) -> bool:
         """
-        Return whether the ranks of `node` would continue elsewhere if the node were lost now, and an
-        incident is open, so that the other ranks wait.
+        Return whether an incident is open and other nodes have room for all ranks of `node`. The
+        ranks could then continue there at once if `node` were lost.
         """
         nodes = self._job.nodes
         room = sum(nodes.room.get(other, 0) for other in self.nodes if other != node)

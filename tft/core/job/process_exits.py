@@ -90,8 +90,8 @@ class ProcessExits:
         the reason, `at` the time of the loss. Record the faults of all these ranks before a
         recovery strategy is chosen, because the choice must take all lost ranks into account.
 
-        A rank whose process was to be ended because it hangs did not answer because its node was
-        lost. So its fault `hang` is removed.
+        If the process of a rank was to be ended because the rank seemed to hang, remove its fault
+        `hang`: the rank did not answer because its node was lost.
         """
         job = self._job
         if not left:

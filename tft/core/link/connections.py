@@ -6,9 +6,9 @@ The kernel of a node ends the connections of a process when the process is kille
 the launcher and all ranks of a node are gone together, the node is lost. This is known long before
 the node has sent no heartbeat for too long.
 
-A network that resets connections looks the same at first, but the processes connect again. The node
-is then given up for nothing, so this object waits longer unless another node can take the ranks at
-once. A node that is only silent looks different: its connections stay until ZeroMQ's heartbeats have
+A network that resets connections looks the same at first, but the processes then connect again. A
+node that was given up too early is missing for the rest of the job. So this object waits longer for
+a node whose ranks have no room elsewhere. A node that is only silent looks different: its connections stay until ZeroMQ's heartbeats have
 got no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node is not
 reported here.
 """
@@ -16,9 +16,9 @@ reported here.
 from collections.abc import Callable
 
 HURRIED, PATIENT = 0.25, 2.0
-"""The time in seconds for which all connections of a node must have been gone. It is `HURRIED` if
-ranks of other nodes have lost their connections to it too, and its ranks have room elsewhere. A
-process that tries to connect again may need a second for a try that fails."""
+"""The time in seconds for which all connections of a node must have been gone. It is `HURRIED` if an
+incident is open and the ranks of the node have room elsewhere, otherwise `PATIENT`. `PATIENT` is
+longer than a failed attempt to connect, which takes a second, and the next one together."""
 FRESH = 1.0
 """The longest time in seconds between the last heartbeat of a node and the end of its connections,
 if the processes were killed. Agents send ten heartbeats in a second."""

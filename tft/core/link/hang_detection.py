@@ -87,7 +87,7 @@ class HangDetection:
 
     def forget(self, node: int) -> None:
         """
-        Record that the loss of a node is known. From now on its silence says nothing.
+        Record that a node is known to be lost. From now on, the method `silent` does not return it.
         """
         self._beats.pop(node, None)
 
