@@ -3,7 +3,7 @@ The check of plugins' messages before they enter the story. With an invalid mess
 could continue from the story.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +14,10 @@ from tft.controller.advisors import Advisors
 from tft.core.job.commands import Consult
 from tft.errors import UsageError
 from tft.plugins import add
-from tft.protocol.messages import Noticed
+from tft.protocol.messages import Beat, Noticed, Position, Pulse
 from tft.spi.markers import hookimpl
 from tft.spi.plugin import PluginSpecs
-from tft.spi.types import Advice, CheckResult, IncidentView
+from tft.spi.types import Advice, CheckResult, IncidentView, RankBeat, Remark
 
 CONSULT = Consult(incident=3, round=2, faults=(), offers=(), ranks=(), until=1.0)
 
@@ -90,3 +90,62 @@ def test_unknown_verdict_of_a_check_is_refused() -> None:
     three values."""
     with pytest.raises(UsageError, match="verdict must be one of pass, isolate, end"):
         CheckResult(verdict="maybe")  # type: ignore[arg-type] # invalid on purpose
+
+
+def heeding(answer: object) -> Advisors:
+    """
+    Return advisors with one plugin whose hook `tft_on_beat` returns `answer`.
+    """
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+
+    @hookimpl
+    def tft_on_beat(node: int, ranks: Sequence[RankBeat]) -> object:
+        return answer(ranks) if callable(answer) else answer
+
+    add(manager, SimpleNamespace(tft_on_beat=tft_on_beat), "plugin")
+    return Advisors(manager)
+
+
+BEAT = Beat(
+    node=1,
+    pulses=(
+        Pulse(
+            rank=3,
+            incarnation=2,
+            position=Position(step=9, window=True),
+            training=True,
+            moved=4.5,
+        ),
+    ),
+    at=5.0,
+)
+
+
+def test_a_plugin_sees_where_the_ranks_of_a_beat_are() -> None:
+    """When a node sends a heartbeat, then a plugin gets the status of its ranks, and its remark is
+    returned."""
+    seen: list[RankBeat] = []
+    remark = Remark(event="rank_slow", facts={"rank": 3})
+
+    def answer(ranks: Sequence[RankBeat]) -> list[Remark]:
+        seen.extend(ranks)
+        return [remark]
+
+    assert heeding(answer).beat(BEAT) == [remark]
+    assert seen == [RankBeat(rank=3, incarnation=2, step=9, training=True, moved=4.5)]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        7,
+        ["slow"],
+        [Remark(event="Rank slow!", facts={})],
+        [Remark(event="slow", facts={"event": 1})],
+    ],
+)
+def test_an_invalid_remark_is_ignored(strange: object) -> None:
+    """When a plugin returns something other than remarks, or a remark with an invalid name, then
+    it is left out."""
+    assert heeding(strange).beat(BEAT) == []

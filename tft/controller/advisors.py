@@ -5,8 +5,10 @@ makes all decisions. If a plugin raises an exception, the exception is logged, a
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from itertools import chain
 from typing import TypeVar, get_args
 
 import pluggy
@@ -17,10 +19,15 @@ from tft.core.job.commands import Consult
 from tft.errors import MalformedMessage, UsageError
 from tft.plugins import call_guarded
 from tft.protocol.codec import from_plain, to_plain
-from tft.protocol.messages import Advised, OutsideReport
-from tft.spi.types import Advice, FaultView, IncidentView, OfferView, RankView
+from tft.protocol.messages import Advised, Beat, OutsideReport
+from tft.spi.types import Advice, FaultView, IncidentView, OfferView, RankBeat, RankView, Remark
 
 log = structlog.get_logger()
+
+_NAME = re.compile("[a-z][a-z0-9_]*")
+"""The form of the event of a remark, and of the names of its facts."""
+_TAKEN = frozenset({"self", "event", "at", "level", "exc_info", "stack_info", "positional_args"})
+"""Names that a log entry uses itself, so that no fact may have them."""
 
 
 class Advisors:
@@ -32,6 +39,8 @@ class Advisors:
     def __init__(self, plugins: pluggy.PluginManager) -> None:
         self._plugins = plugins
         self._asked: set[asyncio.Task[None]] = set()
+        self._heed_beats = bool(plugins.hook.tft_on_beat.get_hookimpls())
+        self._complained = False
 
     def present(self) -> bool:
         """
@@ -57,6 +66,38 @@ class Advisors:
         event, and `facts` maps the name of each detail of the event to its value.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
+
+    def beat(self, beat: Beat) -> list[Remark]:
+        """
+        Tell the plugins about a heartbeat of a node. Return their remarks about the job. An answer
+        that is no valid remark is logged once and ignored.
+        """
+        if not self._heed_beats:
+            return []
+        ranks = tuple(
+            RankBeat(
+                rank=pulse.rank,
+                incarnation=pulse.incarnation,
+                step=pulse.position.step,
+                training=pulse.training,
+                moved=pulse.moved,
+            )
+            for pulse in beat.pulses
+        )
+        answers = call_guarded(self._plugins, "tft_on_beat", node=beat.node, ranks=ranks)
+        remarks = []
+        for remark in chain.from_iterable(map(_listed, answers)):
+            if isinstance(remark, Remark) and _is_valid(remark):
+                remarks.append(remark)
+            elif not self._complained:
+                self._complained = True
+                log.error(
+                    "remark_not_understood",
+                    what=repr(remark),
+                    why="the hook tft_on_beat must return a list of objects of the class Remark, "
+                    "whose events and names of facts are words such as rank_slow",
+                )
+        return remarks
 
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
@@ -96,6 +137,19 @@ class Advisors:
         if strange:
             log.error("advice_not_understood", what=[str(answer) for answer in strange])
         return advised
+
+
+def _is_valid(remark: Remark) -> bool:
+    # the types of the fields are not known: a plugin may have put in anything
+    facts: object = remark.facts
+    if not isinstance(facts, Mapping) or not _TAKEN.isdisjoint(facts):
+        return False
+    names: list[object] = [remark.event, *facts]
+    return all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+
+
+def _listed(answer: object) -> Iterable[object]:
+    return answer if isinstance(answer, list | tuple) else [answer]
 
 
 Said = TypeVar("Said", bound=OutsideReport)

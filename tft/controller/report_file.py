@@ -15,6 +15,7 @@ from tft.core.job.incident_report import incident_report, job_report, missed_rep
 from tft.core.job.machine import Machine
 from tft.files import write_whole
 from tft.plugins import call_guarded
+from tft.spi.types import Remark
 
 
 class ReportFile:
@@ -28,6 +29,7 @@ class ReportFile:
         self._settings = settings
         self._plugins = plugins
         self._path = settings.run_dir / "report.json"
+        self._remarks: list[dict[str, object]] = []
 
     def earlier(self, what: str) -> list[Any]:  # Any: parsed JSON
         """
@@ -39,6 +41,13 @@ class ReportFile:
             return []
         entries: list[Any] = json.loads(self._path.read_text()).get(what, [])
         return entries
+
+    def remark(self, remark: Remark, at: float) -> None:
+        """
+        Keep a remark of a plugin for the report. `at` is the present time (CLOCK_MONOTONIC, in
+        seconds).
+        """
+        self._remarks.append({"event": remark.event, "at": at, "facts": dict(remark.facts)})
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
@@ -56,8 +65,9 @@ class ReportFile:
             [*self.earlier("missed"), *missed_report(machine.missed)],
             unprotected_steps,
             [*self.earlier("begins_unlike"), *machine.begins_unlike],
+            [*self.earlier("remarks"), *self._remarks],
         )
-        write_whole(self._path, json.dumps(report, indent=1))
+        write_whole(self._path, json.dumps(report, indent=1, default=str))
 
     def _moment(self, fault: Fault) -> float | None:
         """

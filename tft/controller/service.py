@@ -307,6 +307,9 @@ class Controller:
             # Send a `Lead` message at once. The message contains the newest step at whose end all
             # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
+        for remark in self._advisors.beat(beat):
+            self._report.remark(remark, now)
+            self._tell(remark.event, **remark.facts)
         for node in self._beats.connections.lost(now, self._machine.replaces):
             if node in self._machine.nodes:
                 self._beats.hang_detection.forget(node)

@@ -19,6 +19,8 @@ from tft.spi.types import (
     DeviceFault,
     IncidentView,
     Numbers,
+    RankBeat,
+    Remark,
     SessionView,
 )
 
@@ -208,6 +210,18 @@ class PluginSpecs:
         Events are `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and all
         other entries of the controller's log. Called in the controller's event loop, so it must not
         block.
+        """
+
+    @hookspec
+    def tft_on_beat(self, node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark] | None:
+        """
+        Return remarks about the job after a heartbeat of a node, or None if there is nothing to
+        say.
+
+        A node sends its heartbeat a few times a second. `ranks` has the status of the ranks on the
+        node. Each remark is logged, is passed on to `tft_on_event`, and is in the report of the job
+        (`remarks`). Called in the controller's event loop for every heartbeat of every node, so it
+        must not block, and should take a few microseconds for each rank.
         """
 
     @hookspec

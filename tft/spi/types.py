@@ -320,6 +320,38 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankBeat:
+    """
+    The status of one rank in a heartbeat of its node.
+    """
+
+    rank: int
+    incarnation: int
+    """The number of the rank's process: 0 for the first process, 1 for its replacement, and so on."""
+    step: int
+    """The last step that the rank has completed."""
+    training: bool
+    """True if the rank is inside the user's function `train`."""
+    moved: float
+    """The time when the training thread last made progress (CLOCK_MONOTONIC of the node, in
+    seconds)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """
+    Something that a plugin has found out about a job, and that an operator wants to know. A remark
+    changes nothing in the job.
+    """
+
+    event: str
+    """The name of the remark: a word of lower-case letters, digits and underscores, such as
+    `rank_slow`. The hook `tft_on_event` gets it as an event."""
+    facts: Mapping[str, object]
+    """The details: numbers, texts, and lists of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentView:
     """
     An incident at the moment when all ranks have stopped and a strategy must be chosen.

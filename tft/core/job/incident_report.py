@@ -91,13 +91,14 @@ def job_report(
     missed: Sequence[dict[str, object]],
     unprotected_steps: int = 0,
     begins_unlike: Sequence[str] = (),
+    remarks: Sequence[dict[str, object]] = (),
 ) -> dict[str, object]:
     """
     Return the whole report of a job. `incidents` and `missed` have the entries of the report fields
     with these names. If the job was resumed, the entries of earlier runs come first.
     `unprotected_steps` is the number of steps in which the loss of a node would have lost
     rank-local state (generators, data position). `begins_unlike` has sentences that say which ranks
-    began to train with different copies of a shard.
+    began to train with different copies of a shard. `remarks` has the remarks of plugins.
     """
     return {
         "schema": 1,
@@ -109,6 +110,7 @@ def job_report(
         "missed": list(missed),
         "unprotected_steps": unprotected_steps,
         "begins_unlike": list(begins_unlike),
+        "remarks": list(remarks),
     }
 
 
