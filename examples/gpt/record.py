@@ -53,11 +53,12 @@ class Record:
     def _rewind(self, step: int) -> None:
         if not self._steps.exists():
             return
-        kept = 0
-        for row in self._steps.read_bytes().splitlines(keepends=True):
-            if not row.endswith(b"\n") or json.loads(row)["step"] >= step:
-                break
-            kept += len(row)
+        rows = self._steps.read_bytes().splitlines(keepends=True)
+        kept = sum(map(len, rows))
+        # from the end, because few rows are dropped, and to read all rows would take longer with
+        # each step of the run
+        while rows and (not rows[-1].endswith(b"\n") or json.loads(rows[-1])["step"] >= step):
+            kept -= len(rows.pop())
         os.truncate(self._steps, kept)
 
 

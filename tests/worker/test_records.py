@@ -81,3 +81,38 @@ def test_full_disk_leaves_only_complete_rows(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     records.write(2, {"loss": 0.25})
     assert rows(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+
+
+@pytest.mark.parametrize("last", [1, 10, 700, 5000])
+@pytest.mark.parametrize("width", [1, 300])
+def test_late_rows_are_dropped_from_a_long_file(tmp_path: Path, last: int, width: int) -> None:
+    """When training goes back in a long run, then exactly the rows of later steps are removed,
+    however many they are, and the open file goes on after them."""
+    records = Records(tmp_path, 2)
+    for step in range(1, 5001):
+        records.write(step, {"text": "x" * width})
+    records.drop_later(last)
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, last + 1))
+    records.write(last + 1, {})
+    assert rows(tmp_path)[-1] == {"step": last + 1}
+    assert len(rows(tmp_path)) == last + 1
+
+
+def test_rows_between_dropped_ones_stay(tmp_path: Path) -> None:
+    """When rows of the functions after a step are removed, then a row of the next step that stands
+    after them stays."""
+    records = Records(tmp_path, 2)
+    records.write(1, {})
+    records.begin_after(1)
+    records.write(1, {"accuracy": 0.1})
+    records.end_after()
+    records.write(2, {})
+    records.drop_after(1)
+    assert rows(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_all_rows_of_a_run_that_begins_again_are_dropped(tmp_path: Path) -> None:
+    """When training goes back to its beginning, then no row stays, not even a damaged one."""
+    (tmp_path / "records-rank2.jsonl").write_bytes(b"\0" * 40 + b"\n" + b'{"step": 1}\n')
+    Records(tmp_path, 2).drop_later(0)
+    assert rows(tmp_path) == []

@@ -20,6 +20,9 @@ from tft.errors import UsageError
 
 _STEP, _AFTER = "step", "after"
 
+_BLOCK = 16 * 1024
+"""How many bytes at the end of the file are read first, when rows of late steps are dropped."""
+
 
 class Records:
     """
@@ -87,28 +90,64 @@ class Records:
         write new rows.
         """
         self._step = None
-        self._keep(lambda row: row[_STEP] <= step)
+        self._keep(step, lambda row: row[_STEP] <= step)
 
     def drop_after(self, step: int) -> None:
         """
         Drop the rows that functions called after `step` or after later steps have written, because
         these functions are called again.
         """
-        self._keep(lambda row: row[_STEP] < step or _AFTER not in row)
+        self._keep(step - 1, lambda row: row[_STEP] < step or _AFTER not in row)
 
-    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:  # Any: any JSON value
+    def _keep(
+        self,
+        step: int,
+        wanted: Callable[[dict[str, Any]], bool],  # Any: any JSON value
+    ) -> None:
+        """
+        Drop the rows that are not wanted, among the rows of steps later than `step`.
+
+        Only these rows are read, which are the last ones in the file. To read the whole file would
+        take longer with each step of the job.
+        """
         if not self._path.exists():
             return
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        begin, lines = _later(self._path, step)
         kept = [line for line in lines if line.endswith(b"\n") and wanted(_read(line))]
-        if kept == lines:
+        if kept == lines[: len(kept)]:
+            if len(kept) < len(lines):
+                os.truncate(self._path, begin + sum(map(len, kept)))
             return
         if self._file is not None:
             os.close(self._file)
             self._file = None
         part = self._path.with_suffix(".part")
-        part.write_bytes(b"".join(kept))
+        with self._path.open("rb") as file:
+            part.write_bytes(file.read(begin) + b"".join(kept))
         part.replace(self._path)
+
+
+def _later(path: Path, step: int) -> tuple[int, list[bytes]]:
+    """
+    Return the last lines of a file of records, from the first line of a step later than `step` on,
+    and the offset in bytes at which they begin. Damaged lines among them count as such lines.
+    """
+    size = path.stat().st_size
+    lines: list[bytes] = []
+    with path.open("rb") as file:
+        for block in (_BLOCK * 4**power for power in range(64)):
+            begin = max(0, size - block)
+            file.seek(begin)
+            lines = file.read(size - begin).splitlines(keepends=True)
+            if begin:
+                begin += len(lines.pop(0))  # the beginning of this line is not in the block
+            for index in reversed(range(len(lines))):
+                if lines[index].endswith(b"\n") and _read(lines[index])[_STEP] <= step:
+                    earlier = sum(map(len, lines[: index + 1]))
+                    return begin + earlier, lines[index + 1 :]
+            if size <= block:
+                break
+    return 0, lines
 
 
 def _read(line: bytes) -> dict[str, Any]:  # Any: any JSON value
