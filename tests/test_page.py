@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tft.errors import UsageError
 from tft.page import CAPTURE_LIMIT, ENTRY_WORDS, HEAD_BYTES, RING, SLOT_BYTES, Page
-from tft.protocol.messages import Position, SliceDigest
+from tft.protocol.messages import Position, SliceDigest, StepWork
 
 WRITER = """
 import sys
@@ -289,4 +289,34 @@ def test_captures_that_change_within_a_step_count_from_its_window_on() -> None:
     assert page.opens()
     assert (page.captured(), page.unprotected()) == (before + 1, 2)
     assert not page.captures().steady
+    page.close()
+
+
+def step_work(step: int) -> StepWork:
+    return StepWork(step=step, input=0.25, compute=1.0 * step, update=0.5, waited=0.125)
+
+
+def test_times_of_steps_are_read_once_and_in_order() -> None:
+    """When a rank writes the times of its steps, then a reader gets those that it has not read yet,
+    the newest 32 at most."""
+    page = Page.create()
+    assert (page.worked(), page.work(0)) == (0, ())
+    for step in (7, 8):
+        page.post_work(step_work(step))
+    assert page.work(0) == (step_work(7), step_work(8))
+    assert page.work(1) == (step_work(8),)
+    assert page.work(page.worked()) == ()
+    for step in range(9, 200):
+        page.post_work(step_work(step))
+    assert page.work(2) == tuple(step_work(step) for step in range(168, 200))
+    page.close()
+
+
+def test_times_that_are_being_written_are_left_out() -> None:
+    """When a process was killed while it wrote the times of a step, then they are not read."""
+    page = Page.create()
+    page.post_work(step_work(1))
+    page.post_work(step_work(2))
+    page._words[32] = 0  # the stamp of the first entry, as while it is written
+    assert page.work(0) == (step_work(2),)
     page.close()

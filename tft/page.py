@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import xxhash
 
 from tft.errors import UsageError
-from tft.protocol.messages import Position, SliceDigest
+from tft.protocol.messages import Position, SliceDigest, StepWork
 
 SLOT_BYTES = 256 * 1024
 """The number of bytes for one captured rank-local state with its header. The state of the random
@@ -43,6 +43,12 @@ _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
 # the index of the word that holds 0, or 1 plus the number of the incarnation whose script has ended
 _SCRIPT_ENDED = 16
+# the ring buffer of the times of the last steps: the index of the word that counts its entries, the
+# index of its first word, the number of its entries, and the number of words in an entry
+_WORKED, _WORK_RING, _WORK_ENTRIES, _WORK_WORDS = 17, 32, 64, 6
+_WORK_REPEATED = 32
+"""The highest number of entries that one call of `work` returns: the newest ones. It is less than
+`_WORK_ENTRIES`, so that the rank hardly ever overwrites an entry while it is read."""
 # the ring buffer of slice digests on the page: the index of its first word, the number of its
 # entries, and the number of words in an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
@@ -299,6 +305,23 @@ class Page:
         words[start + _STAMP] = number + 1
         words[_POSTED] = number + 1
 
+    def post_work(self, work: StepWork) -> None:
+        """
+        Write the times of a step to the ring buffer on the page, from which the agent sends them
+        with its next heartbeat.
+        """
+        words, number = self._words, self._words[_WORKED]
+        start = _WORK_RING + number % _WORK_ENTRIES * _WORK_WORDS
+        words[start] = 0  # the stamp 0 makes readers skip the entry while it is written
+        words[start + 1] = work.step
+        stamps = self._stamps
+        stamps[start + 2] = work.input
+        stamps[start + 3] = work.compute
+        stamps[start + 4] = work.update
+        stamps[start + 5] = work.waited
+        words[start] = number + 1
+        words[_WORKED] = number + 1
+
     def keeps(self, step: int) -> None:
         """
         Write that `step` is the newest step of which the rank keeps a complete copy of its state.
@@ -405,6 +428,35 @@ class Page:
         Return how many slice digests were written to this page so far.
         """
         return self._words[_POSTED]
+
+    def worked(self) -> int:
+        """
+        Return the times of how many steps were written to this page so far.
+        """
+        return self._words[_WORKED]
+
+    def work(self, since: int) -> tuple[StepWork, ...]:
+        """
+        Return the times of the last steps on this page, at most `_WORK_REPEATED`, oldest first.
+        Leave out the first `since` steps that were ever written.
+        """
+        worked = self._words[_WORKED]
+        found = (self._work_entry(n) for n in range(max(since, worked - _WORK_REPEATED), worked))
+        return tuple(work for work in found if work is not None)
+
+    def _work_entry(self, number: int) -> StepWork | None:
+        start = _WORK_RING + number % _WORK_ENTRIES * _WORK_WORDS
+        end = start + _WORK_WORDS
+        times = self._stamps[start + 2 : end].tolist()
+        work = StepWork(
+            step=self._words[start + 1],
+            input=times[0],
+            compute=times[1],
+            update=times[2],
+            waited=times[3],
+        )
+        # the stamp is read last: if the rank has begun to overwrite the entry, it is another one
+        return work if self._words[start] == number + 1 else None
 
     def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:
         """

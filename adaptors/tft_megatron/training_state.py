@@ -17,6 +17,7 @@ from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
 from tft_pytorch.part_digests import digest
+from tft_pytorch.waiting_time import waiting_time
 
 if TYPE_CHECKING:
     from tft_megatron.checkpoints import Written
@@ -116,6 +117,7 @@ class Adopted:
         self._contributions = Contributions()
         chunks = torch.nn.ModuleList(training.chunks)
         self._contributions.watch(chunks, chunks.parameters())
+        waiting_time.watch(training.chunks)
         if contributing is not None:
             say = contributing
             for chunk in training.chunks:

@@ -52,6 +52,7 @@ tft_pre_update_barrier = _torch.tft_pre_update_barrier
 tft_asynchronous = _torch.tft_asynchronous
 tft_synchronize = _torch.tft_synchronize
 tft_updated = _torch.tft_updated
+tft_watch_work = _torch.tft_watch_work
 tft_watch_batches = _torch.tft_watch_batches
 tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture

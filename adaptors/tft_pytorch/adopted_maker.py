@@ -29,6 +29,7 @@ from tft_pytorch.shards import Shard, shards_of
 from tft_pytorch.state_store import StateStore, others_of
 from tft_pytorch.tensor_holders import DENSE, Holders
 from tft_pytorch.trees import Plain
+from tft_pytorch.waiting_time import waiting_time
 
 _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
 
@@ -167,6 +168,7 @@ class AdoptedMaker:
             replicas.regroup()
         built = self.made.model if self._wrap is None else self._wrap()
         self.wrappers.settle(built)
+        waiting_time.watch(built)
         if replicas is not None:
             replicas.settled()
         return built

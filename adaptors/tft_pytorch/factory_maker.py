@@ -29,6 +29,7 @@ from tft_pytorch.sharded_state import Parts, filled, room, written
 from tft_pytorch.state_store import StateStore
 from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trees import Plain
+from tft_pytorch.waiting_time import waiting_time
 
 Make = Callable[[], Made]
 
@@ -184,6 +185,7 @@ class FactoryMaker:
         if self._contributing is not None:
             say = self._contributing
             self._watch = made.model.register_forward_hook(lambda *_: say())
+        waiting_time.watch(made.model)
         self._parts = parts
         return made
 

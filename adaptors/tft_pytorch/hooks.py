@@ -19,6 +19,7 @@ from tft_pytorch import interruptible, watched
 from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
+from tft_pytorch.waiting_time import waiting_time
 
 
 class TorchState(TrainingState, Protocol):
@@ -109,6 +110,10 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_watch(self, contributing: Callable[[], None], early: bool) -> None:
         self.contributing, self.early = contributing, early
+
+    @hookimpl
+    def tft_watch_work(self, computing: Callable[[], None]) -> Callable[[], float]:
+        return waiting_time.begin(computing)
 
     @hookimpl
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -115,6 +115,8 @@ class _Waits:
         return promised
 
     def _settle(self, over: Future[None]) -> None:
+        if _timer is not None:
+            _timer.settled()
         with self._lock:
             if over not in self._promised:
                 return
@@ -134,6 +136,30 @@ def watch_failures(failed: Callable[[BaseException], None] | None) -> None:
     """
     global _on_failure
     _on_failure = failed
+
+
+class WaitTimer(Protocol):
+    """
+    Measures how long a thread waits for other ranks.
+    """
+
+    def stood(self, began: float) -> None: ...
+
+    def promised(self) -> None: ...
+
+    def settled(self) -> None: ...
+
+
+_timer: WaitTimer | None = None
+
+
+def time_waits(timer: WaitTimer) -> None:
+    """
+    Call the methods of `timer` from now on: `stood` after each wait, `promised` when a future of a
+    collective was asked for, and `settled` when such a collective is complete.
+    """
+    global _timer
+    _timer = timer
 
 
 def _tell(error: BaseException) -> None:
@@ -207,7 +233,8 @@ class _Collective(dist.Work):
         self._waits = waits
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        ends = monotonic() + timeout.total_seconds() if timeout else float("inf")
+        began = monotonic()
+        ends = began + timeout.total_seconds() if timeout else float("inf")
         try:
             while not self._ended(_SLICE):
                 if self._waits.called_off:
@@ -218,6 +245,9 @@ class _Collective(dist.Work):
         except Exception as error:
             _tell(error)
             raise
+        finally:
+            if _timer is not None:
+                _timer.stood(began)
 
     def _ended(self, within: timedelta) -> bool:
         try:
@@ -230,6 +260,8 @@ class _Collective(dist.Work):
         return self._native.wait()
 
     def get_future(self) -> Future[Any]:
+        if _timer is not None:
+            _timer.promised()
         return self._waits.promise(self._native.get_future())
 
     def synchronize(self) -> None:

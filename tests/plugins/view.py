@@ -26,3 +26,8 @@ class View:
         Digest nothing.
         """
         return None
+
+    def measure_work(self) -> None:
+        """
+        Measure nothing.
+        """

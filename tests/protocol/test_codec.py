@@ -127,6 +127,7 @@ def test_frame_has_the_documented_fields() -> None:
                     "digests": [],
                     "kept": 0,
                     "unprotected": 0,
+                    "work": [],
                 }
             ],
             "at": 2.5,

@@ -27,6 +27,7 @@ from tft.protocol.messages import (
     SliceDigest,
     Source,
     StepNumbers,
+    StepWork,
     Transfer,
 )
 
@@ -37,6 +38,7 @@ RECORDS = (
     SavedFile,
     Pulse,
     SliceDigest,
+    StepWork,
     Source,
     Transfer,
     StepNumbers,

@@ -104,6 +104,8 @@ class _RankState:
     hurried: bool = False
     """True if the last beat had so many new digests of this rank that the next digests may be worth
     an extra beat."""
+    worked: int = 0
+    """The times of how many steps were sent so far."""
     last: Pulse | None = None
     """The last status of a process that has ended, until it is sent with the next beat. This status
     may contain digests that were not sent before."""
@@ -144,6 +146,7 @@ class _RankState:
             posted = self.posted[-1]
             self.hurried = self._worth(posted, digests[-1], MANY // 2)
             self.sent = posted, digests[-1].step
+        worked, self.worked = self.worked, self.page.worked()
         return Pulse(
             rank=self.rank,
             incarnation=incarnation,
@@ -153,6 +156,7 @@ class _RankState:
             digests=digests,
             kept=self.page.kept(),
             unprotected=self.page.unprotected(),
+            work=self.page.work(worked),
         )
 
 

@@ -16,6 +16,7 @@ import structlog
 
 from tft.clock import SystemClock
 from tft.core.job.commands import Consult
+from tft.core.plan.topology import Replicas
 from tft.errors import MalformedMessage, UsageError
 from tft.plugins import call_guarded
 from tft.protocol.codec import from_plain, to_plain
@@ -41,6 +42,7 @@ class Advisors:
         self._asked: set[asyncio.Task[None]] = set()
         self._heed_beats = bool(plugins.hook.tft_on_beat.get_hookimpls())
         self._complained = False
+        self._peers: Mapping[int, tuple[int, ...]] = {}
 
     def present(self) -> bool:
         """
@@ -67,6 +69,13 @@ class Advisors:
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
+    def resumed(self, replicas: Replicas) -> None:
+        """
+        Record which ranks hold copies of the same shards from now on, because training resumes.
+        """
+        if self._heed_beats:
+            self._peers = replicas.peers()
+
     def beat(self, beat: Beat) -> list[Remark]:
         """
         Tell the plugins about a heartbeat of a node. Return their remarks about the job. An answer
@@ -81,6 +90,8 @@ class Advisors:
                 step=pulse.position.step,
                 training=pulse.training,
                 moved=pulse.moved,
+                work=pulse.work,
+                peers=self._peers.get(pulse.rank, ()),
             )
             for pulse in beat.pulses
         )

@@ -392,7 +392,9 @@ class Controller:
         """
         machine = self._machine
         if machine.attempt is not None:
-            self._beats.slices.resumed(machine.attempt, machine.compared, machine.replicas())
+            replicas = machine.replicas()
+            self._beats.slices.resumed(machine.attempt, machine.compared, replicas)
+            self._advisors.resumed(replicas)
 
     def _judge(self, event: Event) -> list[Command]:
         """

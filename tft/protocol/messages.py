@@ -597,6 +597,25 @@ class SliceDigest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """
+    The times that a rank has needed for one step, in seconds. Times in which it has waited for
+    other ranks are in `waited` only.
+    """
+
+    step: int
+    input: float
+    """From the end of the step before until the first forward pass: mostly the time for the data.
+    """
+    compute: float
+    """From the first forward pass until the update window opens."""
+    update: float
+    """From the begin to the end of the update window."""
+    waited: float
+    """The time in which the training thread has waited for other ranks, in the whole step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
     The status of one rank. The agent of the node reads this status from the memory that it shares
@@ -620,6 +639,8 @@ class Pulse:
     unprotected: int = 0
     """How many update windows of the rank have opened before another node had a copy of the
     rank-local state of the step. If the node is lost at such a moment, that state is lost."""
+    work: tuple[StepWork, ...] = ()
+    """The times of the steps since the last `Beat`, if they are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -485,6 +485,21 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
+    def tft_watch_work(self, computing: Callable[[], None]) -> Callable[[], float] | None:
+        """
+        Start to call `computing()` when a forward pass begins. Return a function that returns how
+        many seconds the training thread has waited for other ranks so far, in this process.
+
+        With both, tft measures how long each rank works in a step, and how long it waits for its
+        data. The hook is called on the training thread, before `tft_adopt`, if a plugin has asked
+        for it (`SessionView.measure_work`). `computing` is called on the training thread, once or
+        more in every step. The returned function is called there a few times in every step, so it
+        must take a microsecond at most.
+
+        Not needed: without this hook, or if the result is None, the work of ranks is not measured.
+        """
+
+    @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:
         """
         Return a digest (XXH3-128, hexadecimal) of each part of this rank's state. The keys are

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from tft.errors import UsageError
-from tft.protocol.messages import FaultKind, Verdict
+from tft.protocol.messages import FaultKind, StepWork, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +335,12 @@ class RankBeat:
     moved: float
     """The time when the training thread last made progress (CLOCK_MONOTONIC of the node, in
     seconds)."""
+    work: tuple[StepWork, ...] = ()
+    """The times of the steps that the rank has computed since its last heartbeat, at most
+    32 of them. Empty if no plugin has asked for them (`SessionView.measure_work`)."""
+    peers: tuple[int, ...] = ()
+    """All ranks that do the same work as this rank, this rank included: those that hold a copy of a
+    shard of this rank. Empty as long as the shards are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,6 +458,14 @@ class SessionView(Protocol):
         this method in the hook `tft_on_step_ended`. If the result is None, the digests have been
         computed. If the slice is large, the result is a function that computes the digests. Call
         the function on any thread. It must return before the hook `tft_on_state_released` returns.
+        """
+
+    def measure_work(self) -> None:
+        """
+        Measure how long this rank works in each step, and send these times with the heartbeats.
+
+        Call this method in the hook `tft_opened`. The hook `tft_on_beat` then gets the times
+        (`RankBeat.work`), if the adaptor can measure them (`tft_watch_work`).
         """
 
 

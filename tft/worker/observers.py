@@ -18,6 +18,7 @@ from tft.plugins import FAILURES, call_guarded, is_exit_by_signal
 from tft.protocol.messages import OrderName
 from tft.spi.faults import TrainingFault
 from tft.spi.types import CheckResult, DeviceFault, Numbers, SessionView
+from tft.worker.work_clock import WorkClock
 
 log = structlog.get_logger()
 
@@ -45,6 +46,8 @@ class Observers:
         self.watch_numbers = False
         """True if an observer checks the numbers of each step (losses, gradient norm) before its
         update."""
+        self.work: WorkClock | None = None
+        """Measures how long this rank works in each step. None if no plugin has asked for it."""
         self.incarnations: Mapping[int, int] = {}
         """The incarnation of each rank's process, by rank. The numbers come from the last order
         that this rank has carried out."""

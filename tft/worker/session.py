@@ -55,6 +55,7 @@ from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
 from tft.worker.step_gate import Gate
 from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
+from tft.worker.work_clock import WorkClock
 
 log = structlog.get_logger()
 
@@ -229,6 +230,7 @@ class Session:
         self._hook.tft_watch(
             contributing=self._loop.contributing, early=self._settings.bell is not None
         )
+        self._loop.watch_work(self._hook)
         self._hook.tft_adopt(parts=parts, wrap=wrap)
         if own is not None:
             self._saving.give(own)
@@ -367,6 +369,12 @@ class Session:
             work()
             return None
         return work
+
+    def measure_work(self) -> None:
+        """
+        Measure how long this rank works in each step; see `tft.spi.SessionView`.
+        """
+        self._observers.work = WorkClock(self._page)
 
     def digests(self) -> Mapping[str, str]:
         """

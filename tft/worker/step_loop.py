@@ -242,6 +242,16 @@ class StepLoop:
         if self.audit is not None:
             self.audit.begin(each.shard for each in shards)
 
+    def watch_work(self, hook: pluggy.HookRelay) -> None:
+        """
+        Let the adaptor tell when this rank begins a forward pass and how long it waits, if a plugin
+        has asked for the times of steps.
+        """
+        if self.observers.work is not None:
+            self.observers.work.waited = hook.tft_watch_work(
+                computing=self.observers.work.computing
+            )
+
     def _watch_numbers(self) -> bool:
         """
         Let the adaptor record the numbers (losses, gradient norm) of each step. Return True if the
@@ -275,6 +285,8 @@ class StepLoop:
         """
         if self._audited is not None:
             self._audited.entered()
+        if self.observers.work is not None:
+            self.observers.work.forget()
         if self.digests is not None:
             self.digests.step_begins()
         try:
@@ -299,6 +311,8 @@ class StepLoop:
         at which the tail was interrupted, or an empty text if the audit does not know it.
         """
         self._present.refused_loss = ""
+        if self.observers.work is not None:
+            self.observers.work.forget()
         return "" if self.audit is None else self.audit.left(error)
 
     def expect(self, seconds: float) -> None:
@@ -395,6 +409,8 @@ class StepLoop:
         # end the previous step first, in case the loop has not marked its end
         self.end_last_step()
         self._stop_after_last()
+        if self.observers.work is not None:
+            self.observers.work.arrives()
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
@@ -420,6 +436,8 @@ class StepLoop:
             self._ring()
         if not met or not self.gate.arrive():
             self._wait_at_window()
+        if self.observers.work is not None:
+            self.observers.work.opens()
 
     def _changed_late(self, step: int) -> None:
         """
@@ -439,6 +457,8 @@ class StepLoop:
             self._edges.synchronize(closing=True)
         step = self.gate.completed + 1
         tail = self.tails
+        if self.observers.work is not None:
+            self.observers.work.closes(step)
         self._present.closed = self.hooks.capture(closing=True)
         self.page.capture(step, self._present.closed, True)
         if self.settings.bell is not None and self._present.closed != self._present.contributed:
@@ -499,6 +519,8 @@ class StepLoop:
             raise Interrupted
         if after:
             self._call(after, step)
+        if self.observers.work is not None:
+            self.observers.work.step_begins()
         self._stop_after_last()
 
     # ---------------------------------------------------------------- copies in host memory

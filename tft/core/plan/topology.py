@@ -50,6 +50,21 @@ class Replicas:
     """By member: the ranks of the model replica to which the member belongs (see
     `Topology.columns`)."""
 
+    def peers(self) -> dict[int, tuple[int, ...]]:
+        """
+        Return for each member all members that hold a copy of one of its shards, itself included. A
+        member that shares no shard has no entry.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        known: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for rank, names in self.names.items():
+            shared = tuple(name for name in names if name in self.groups)
+            if shared not in known:
+                known[shared] = tuple(sorted({r for name in shared for r in self.groups[name]}))
+            if shared:
+                found[rank] = known[shared]
+        return found
+
 
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:
     """

@@ -1,0 +1,117 @@
+"""
+Measures how long the training thread waits for other ranks, and notices when a forward pass begins.
+
+A collective makes all ranks wait for the slowest one, so the time of a step is the same on all
+ranks. The time of a step less the time of its waits is the rank's own work, and differs.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from tft_pytorch import interruptible
+
+
+class WaitingTime:
+    """
+    Adds up the waits of the training thread in the gloo groups of this process. Measures nothing
+    until the first call of `begin`.
+    """
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        """The number of the training thread. None: nothing is measured."""
+        self._computing: Callable[[], None] | None = None
+        self._total = 0.0
+        self._promised = 0.0
+        """The time at which DDP began its last collective for whose future it waits later, or 0.0
+        if that wait is in `_total` already."""
+        self._settled = 0.0
+        """The time at which the last collective with a future was complete."""
+        self._handles: list[RemovableHandle] = []
+
+    def begin(self, computing: Callable[[], None]) -> Callable[[], float]:
+        """
+        Begin to measure the waits of the calling thread, and to call `computing` when a forward
+        pass begins. Return a function that returns the seconds that the thread has waited so far.
+        """
+        self._thread, self._computing = threading.get_ident(), computing
+        interruptible.time_waits(self)
+        return self.waited
+
+    def watch(self, built: object) -> None:
+        """
+        Call `computing` at the begin of each forward pass of `built`, or of the modules in `built`
+        if it is a collection of modules. Forget the modules of the call before.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._computing is not None:
+            self._handles = [m.register_forward_pre_hook(self._forward) for m in _modules(built)]
+
+    def waited(self) -> float:
+        """
+        Return the seconds that the training thread has waited for other ranks so far.
+        """
+        self._count_promised()
+        return self._total
+
+    # ------------------------------------------------------------ called by `interruptible`
+
+    def stood(self, began: float) -> None:
+        """
+        Record that a wait for a collective, which began at the time `began`, has ended. Waits of
+        other threads do not count.
+        """
+        if threading.get_ident() == self._thread:
+            self._total += monotonic() - began
+
+    def promised(self) -> None:
+        """
+        Record that a collective has begun for whose future the caller waits later. Only DDP waits
+        so: it begins its collectives during the backward pass, the last one when all gradients are
+        computed, and then waits for all of them in C++ code.
+        """
+        if threading.get_ident() == self._thread:
+            self._promised = monotonic()
+
+    def settled(self) -> None:
+        """
+        Record that a collective with a future is complete. Called on any thread.
+        """
+        self._settled = monotonic()
+
+    # ------------------------------------------------------------ inside
+
+    def _forward(self, *_: object) -> None:
+        self._count_promised()
+        if self._computing is not None and threading.get_ident() == self._thread:
+            self._computing()
+
+    def _count_promised(self) -> None:
+        """
+        Count the wait at the end of the last backward pass: from the begin of its last collective
+        until all its collectives were complete.
+        """
+        if self._promised:
+            self._total += max(0.0, self._settled - self._promised)
+            self._promised = 0.0
+
+
+def _modules(built: object) -> Iterable[nn.Module]:
+    if isinstance(built, nn.Module):
+        return [built]
+    parts: Iterable[object] = ()
+    if isinstance(built, Mapping):
+        parts = built.values()
+    elif isinstance(built, list | tuple):
+        parts = built
+    return [part for part in parts if isinstance(part, nn.Module)]
+
+
+waiting_time = WaitingTime()
+"""The waits of this process."""

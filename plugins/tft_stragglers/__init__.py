@@ -1,0 +1,64 @@
+"""
+The plugin of `tft run --stragglers`: names the ranks that hold up the others, and says why (see
+`docs/howto/stragglers.md`).
+
+Each rank measures its own work in each step, and sends the times with the heartbeats. The plugin
+compares them in the controller. It changes nothing in the job.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import click
+
+from tft.spi import RankBeat, Remark, SessionView, hookimpl
+from tft_stragglers.judge import Judge
+
+VARIABLE = "TFT_STRAGGLERS"
+"""The environment variable that carries the number given to `--stragglers` to every process of the
+job."""
+DEFAULT = 5.0
+
+
+@hookimpl
+def tft_options() -> Sequence[click.Option]:
+    return [
+        click.Option(
+            ["--stragglers"],
+            type=click.FloatRange(min=0, max=1000),
+            default=DEFAULT,
+            show_default=True,
+            metavar="PERCENT",
+            help="Name ranks whose own work takes longer than that of others by this much; 0: none.",
+        )
+    ]
+
+
+@hookimpl
+# `Any`, because the options of the command line have values of several types
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:
+    return {VARIABLE: str(options["stragglers"])}
+
+
+@hookimpl
+def tft_opened(session: SessionView) -> object | None:
+    if _percent():
+        session.measure_work()
+    return None
+
+
+@hookimpl
+def tft_on_beat(node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark]:
+    return _judge().heard(node, ranks)
+
+
+def _percent() -> float:
+    return float(os.environ.get(VARIABLE, "0"))
+
+
+@cache
+def _judge() -> Judge:
+    # one judge for each process of a controller
+    return Judge(_percent() / 100)

@@ -1,0 +1,109 @@
+"""
+Measures how long this rank works in each step. All code of this module runs on the training thread.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+from tft.page import Page
+from tft.protocol.messages import StepWork
+
+
+class WorkClock:
+    """
+    The times of the steps of one rank, without the time in which it waits for other ranks.
+
+    A step that an incident interrupts is not measured, nor is the first step after it.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_before",
+        "_began",
+        "_compute_waits",
+        "_computing",
+        "_input_waits",
+        "_opened",
+        "_opening_waits",
+        "_page",
+        "waited",
+    )
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.waited: Callable[[], float] | None = None
+        """Returns the seconds that the training thread has waited so far. None: the adaptor cannot
+        tell, so nothing is measured."""
+        self._began = 0.0
+        """The time at which the step began. 0.0: the step is not measured."""
+        self._before = 0.0
+        """What `waited` returned when the step began."""
+        self._computing = 0.0
+        """The time at which the first forward pass of the step began, or 0.0."""
+        self._input_waits = 0.0
+        """How long the thread waited between `_began` and `_computing`."""
+        self._arrived = self._opened = 0.0
+        """The times at which the thread arrived at the update window, and at which this opened."""
+        self._compute_waits = self._opening_waits = 0.0
+        """How long the thread waited between `_began` and `_arrived`, and until `_opened`."""
+
+    def step_begins(self) -> None:
+        """
+        Record that all work of the last step is done, so that the next step begins now.
+        """
+        if self.waited is not None:
+            self._computing = 0.0
+            self._before = self.waited()
+            self._began = monotonic()
+
+    def forget(self) -> None:
+        """
+        Do not measure the present step, because the loop was left, or is entered now.
+        """
+        self._began = 0.0
+
+    def computing(self) -> None:
+        """
+        Record that a forward pass begins. Only the first one of a step counts.
+        """
+        if not self._computing and self._began and self.waited is not None:
+            self._input_waits = self.waited() - self._before
+            self._computing = monotonic()
+
+    def arrives(self) -> None:
+        """
+        Record that the training thread has arrived at the update window.
+        """
+        if self._began and self.waited is not None:
+            self._compute_waits = self.waited() - self._before
+            self._arrived = monotonic()
+            if not self._computing:
+                self._computing, self._input_waits = self._arrived, self._compute_waits
+
+    def opens(self) -> None:
+        """
+        Record that the update window opens.
+        """
+        if self._began and self.waited is not None:
+            self._opening_waits = self.waited() - self._before
+            self._opened = monotonic()
+
+    def closes(self, step: int) -> None:
+        """
+        Record that the update window of `step` closes, and write the times of the step to the page.
+        """
+        if not self._began or self.waited is None:
+            return
+        now = monotonic()
+        # collectives in the update window (such as those of a sharded optimizer) are waits, too
+        waited = self.waited() - self._before
+        self._page.post_work(
+            StepWork(
+                step=step,
+                input=self._computing - self._began - self._input_waits,
+                compute=self._arrived - self._computing - (self._compute_waits - self._input_waits),
+                update=now - self._opened - (waited - self._opening_waits),
+                waited=waited,
+            )
+        )
+        self._began = 0.0
