@@ -52,6 +52,7 @@ tft_asynchronous = _torch.tft_asynchronous
 tft_synchronize = _torch.tft_synchronize
 tft_updated = _torch.tft_updated
 tft_watch_batches = _torch.tft_watch_batches
+tft_watch_work = _torch.tft_watch_work
 tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture
 tft_rollback = _torch.tft_rollback
@@ -87,6 +88,7 @@ def tft_adopt(
 # ---------------------------------------------------------------- groups
 
 tft_quiesce = _torch.tft_quiesce
+tft_collectives = _torch.tft_collectives
 tft_clear = _torch.tft_clear
 tft_regroup = _torch.tft_regroup
 tft_rebuild = _hooks.tft_rebuild

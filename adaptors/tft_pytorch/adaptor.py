@@ -107,6 +107,7 @@ def tft_adopt(
 # ---------------------------------------------------------------- groups and wrappers
 
 tft_quiesce = _torch.tft_quiesce
+tft_collectives = _torch.tft_collectives
 tft_clear = _torch.tft_clear
 tft_regroup = _torch.tft_regroup
 tft_rebuild = _hooks.tft_rebuild

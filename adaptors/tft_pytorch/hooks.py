@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from tft.spi import (
+    GroupStanding,
     LauncherStore,
     ShardPayload,
     SliceContent,
@@ -18,6 +19,7 @@ from tft.spi import (
 from tft_pytorch import interruptible, watched
 from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.device import Devices
+from tft_pytorch.group_standings import standings
 from tft_pytorch.groups import Groups
 from tft_pytorch.waiting_time import waiting_time
 
@@ -199,6 +201,11 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_quiesce(self) -> None:
         self._groups.quiesce()
+
+    @hookimpl
+    def tft_collectives(self) -> Sequence[GroupStanding]:
+        state = self._hooks.adopted
+        return () if state is None else standings(state.devices)
 
     @hookimpl
     def tft_clear(self) -> None:

@@ -49,6 +49,10 @@ _BLOCKING = (
     "reduce_scatter_tensor_coalesced", "send", "recv", "recv_anysource",
 )  # fmt: skip
 
+MESSAGES = ("send", "recv", "recv_anysource")
+"""The operations between two ranks. They are not counted as collectives, because ranks of a group
+need not have the same number of them."""
+
 OPERATIONS = (*_COLLECTIVES, *_BLOCKING)
 """The methods of a process group that wait for other ranks."""
 
@@ -79,6 +83,33 @@ class _Waits:
         """The futures that have no result yet. Each future gets its result once: when its operation
         is over, or when the waits are cancelled."""
         self.called_off = False
+        self.entered = 0
+        """The number of collectives that were begun, without messages between two ranks."""
+        self.last = ("", 0)
+        """The operation that was begun last: its name, and the number of elements of its first
+        tensor."""
+        self.standing: set[int] = set()
+        """The threads that wait for an operation now."""
+
+    def begun(self, name: str, arguments: tuple[Any, ...]) -> None:  # Any: as torch passes them
+        """
+        Record that an operation begins.
+        """
+        self.entered += name not in MESSAGES
+        first = arguments[0] if arguments else None
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        self.last = name, first.numel() if isinstance(first, torch.Tensor) else 0
+
+    def inside(self) -> str:
+        """
+        Return a text that describes the collective for which this process waits, or an empty text
+        if it waits for none. A message between two ranks is no collective.
+        """
+        name, elements = self.last
+        if name in MESSAGES or (not self.standing and not self._promised):
+            return ""
+        return f"{name} of {elements} elements" if elements else name
 
     def call_off(self) -> None:
         """
@@ -220,6 +251,13 @@ class InterruptibleGloo(dist.ProcessGroup):
         with _all_lock:
             _all.add(self._waits)
 
+    def standing(self) -> tuple[int, str]:
+        """
+        Return how many collectives this rank has entered, and a text that describes the collective
+        for which it waits. The text is empty if it waits for none. Can be called on any thread.
+        """
+        return self._waits.entered, self._waits.inside()
+
 
 class _Collective(dist.Work):
     """
@@ -235,6 +273,7 @@ class _Collective(dist.Work):
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         began = monotonic()
         ends = began + timeout.total_seconds() if timeout else float("inf")
+        self._waits.standing.add(threading.get_ident())
         try:
             while not self._ended(_SLICE):
                 if self._waits.called_off:
@@ -246,6 +285,7 @@ class _Collective(dist.Work):
             _tell(error)
             raise
         finally:
+            self._waits.standing.discard(threading.get_ident())
             if _timer is not None:
                 _timer.stood(began)
 
@@ -336,6 +376,7 @@ class _Blocking(_Collective):
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
+        self._waits.begun(name, args)
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
         except RuntimeError as error:  # errors of other classes mean wrong arguments, not a fault

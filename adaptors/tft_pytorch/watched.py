@@ -11,11 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tft_pytorch.interruptible import OPERATIONS
-
-_MESSAGES = ("send", "recv", "recv_anysource")
-"""The operations between two ranks. Some backends do not include these operations in their count of
-collectives."""
+from tft_pytorch.interruptible import MESSAGES, OPERATIONS
 
 
 class _Watch:
@@ -54,13 +50,13 @@ class _Watch:
             setattr(owner, name, method)
         self._native.clear()
         names = () if self._entered is None else OPERATIONS
-        for name in {*names, *(_MESSAGES if self._counts else ())}:
+        for name in {*names, *(MESSAGES if self._counts else ())}:
             groups: list[type] = [dist.ProcessGroup, *dist.ProcessGroup.__subclasses__()]
             for group in groups:
                 method = vars(group).get(name)
                 if method is not None:
                     self._native[group, name] = method
-                    setattr(group, name, self._watched(method, is_message=name in _MESSAGES))
+                    setattr(group, name, self._watched(method, is_message=name in MESSAGES))
 
     # Any: the methods of torch have different signatures
     def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
+from tft.controller.inquiry import Inquiry
 from tft.controller.report_file import ReportFile
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -37,10 +38,21 @@ from tft.core.link.slice_comparison import SliceComparison
 from tft.errors import StoryCorrupt
 from tft.limits import raise_open_files
 from tft.plugins import load_plugins
-from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
+from tft.protocol.messages import (
+    Beat,
+    Inquire,
+    Lead,
+    NodeJoined,
+    NodeLost,
+    Order,
+    OutsideReport,
+    Report,
+    Whereabouts,
+)
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.pulse import Pulse
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
+from tft.spi.types import Remark
 
 REPEAT = 0.1
 """The time in seconds after which the controller sends an order again, if the receiver of the order
@@ -77,11 +89,12 @@ class _Beats:
     """
     The objects that examine the beats (the heartbeats of the nodes). The job machine does not get
     the beats themselves. It gets an event only when one of these objects has found something, such
-    as a standstill. The objects read no clock and send no messages.
+    as a standstill. The objects read no clock, and only `inquiry` sends messages.
     """
 
     hang_detection: HangDetection
     connections: Connections
+    inquiry: Inquiry
     slices: SliceComparison = field(default_factory=SliceComparison)
     protection: Protection = field(default_factory=Protection)
 
@@ -106,7 +119,9 @@ class Controller:
         is damaged."""
         self._machine, policy = self._begin()
         self._beats = _Beats(
-            hang_detection=HangDetection(policy), connections=Connections(self._machine.node_of)
+            hang_detection=HangDetection(policy),
+            connections=Connections(self._machine.node_of),
+            inquiry=Inquiry(settings.run_dir, self._publish, self._remark),
         )
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
         # now, because the ranks may be training already, under an earlier controller
@@ -258,6 +273,8 @@ class Controller:
                 message = envelope.message
                 if isinstance(message, Beat):
                     self._beat(message)
+                elif isinstance(message, Whereabouts):
+                    self._beats.inquiry.answered(message, self._clock.now())
                 elif isinstance(message, REPORTS_BY_TYPE):
                     if self._inbox.accept(envelope.sender, envelope.number):
                         if isinstance(message, NodeJoined):
@@ -300,6 +317,8 @@ class Controller:
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)
         self._beats.connections.heard(beat.node, now)
+        if self._machine.state is State.HEALTHY:
+            self._beats.inquiry.heard(beat, now, self._machine.epoch)
         while self._machine.state not in SETTLED and (
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
@@ -308,8 +327,7 @@ class Controller:
             # copies of every shard were equal. Ranks that keep copies in host memory need this step.
             self._news.set()
         for remark in self._advisors.beat(beat):
-            self._report.remark(remark, now)
-            self._tell(remark.event, **remark.facts)
+            self._remark(remark.event, **remark.facts)
         for node in self._beats.connections.lost(now, self._machine.replaces):
             if node in self._machine.nodes:
                 self._beats.hang_detection.forget(node)
@@ -379,6 +397,8 @@ class Controller:
         if state is not before:
             log.info("state", state=str(state), incident=self._machine.incident.number)
             self._news.set()
+            if state is State.HEALTHY:
+                self._beats.inquiry.resumed(event.at)
             if state in (State.RESUMING, State.PAUSING):
                 self._beats.hang_detection.resumed(event.at)
             if state is State.RESUMING:
@@ -427,8 +447,18 @@ class Controller:
             case Consult():
                 self._advisors.consult(command, self._own)
             case _:
-                if self._bus is not None:
-                    self._bus.publish(ORDERS, command)
+                self._publish(command)
+
+    def _publish(self, message: Order | Inquire) -> None:
+        if self._bus is not None:
+            self._bus.publish(ORDERS, message)
+
+    def _remark(self, event: str, **facts: object) -> None:
+        """
+        Tell something that changes nothing in the job, and keep it for the report.
+        """
+        self._report.remark(Remark(event=event, facts=facts), self._clock.now())
+        self._tell(event, **facts)
 
     def _tell(self, event: str, **facts: object) -> None:
         """

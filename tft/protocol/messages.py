@@ -23,7 +23,7 @@ rank's process: 0 for the first, one more for each replacement.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 12
+VERSION = 13
 """The version of the protocol. Increase this number when the fields of a message change. A message
 from a process with another version is refused with an error."""
 
@@ -655,6 +655,59 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStanding:
+    """
+    Where a rank stands in one of its process groups.
+    """
+
+    group: str
+    """The name of the group, which is the same on all its ranks."""
+    ranks: tuple[int, ...]
+    """The ranks of the group."""
+    entered: int
+    """The number of collectives of the group that the rank has entered. Messages between two ranks
+    are not counted."""
+    inside: str
+    """The collective in which the rank waits for other ranks, such as `allreduce of 1024 elements`.
+    Empty: it waits in none, or the framework does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquire:
+    """
+    The controller asks all ranks where they stand, because no rank makes progress. The ranks answer
+    with `Whereabouts`. The question changes nothing in the job.
+    """
+
+    epoch: int
+    number: int
+    """The number of the question, which the answers repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """
+    A rank says where its training thread stands. The control thread sends this answer.
+    """
+
+    rank: int
+    incarnation: int
+    inquiry: int
+    """The number of the question."""
+    position: Position
+    waiting: bool
+    """True if the training thread may be waiting for other ranks."""
+    line: str
+    """The innermost line (FILE:LINE) of the user's code in which the training thread is. Empty if
+    there is none."""
+    stack: str
+    """The whole stack of the training thread, as text."""
+    groups: tuple[GroupStanding, ...]
+    """The process groups of the rank. Empty if the adaptor does not tell."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
     """
     The controller announces that it leads the job, and acknowledges reports.
@@ -1218,13 +1271,13 @@ RankOrder = (
 NodeOrder = Spawn | Kill | Recall | EndNode
 Order = RankOrder | NodeOrder | Refused
 AgentMessage = LocalStates | LocalStatesKept
-Message = Report | Order | Beat | Lead | AgentMessage
+Message = Report | Order | Beat | Lead | AgentMessage | Inquire | Whereabouts
 
 MESSAGES: tuple[type, ...] = (
     Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed, CheckpointFailed,
     NodeJoined, Spawned, Exited, StoreOpened, Recalled, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, SwitchRequested, Noticed, Advised,
-    Beat, Lead, LocalStates, LocalStatesKept,
+    Beat, Whereabouts, Lead, Inquire, LocalStates, LocalStatesKept,
     Freeze, Stop, Compare, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
     Release, Save, Commit, Complete, End,
     Spawn, Kill, Recall, EndNode, Refused,

@@ -13,6 +13,7 @@ from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import (
     UNSLICED,
     FaultKind,
+    GroupStanding,
     Noticed,
     OrderName,
     OutsideReport,
@@ -64,6 +65,7 @@ __all__ = [
     "Diagnosis",
     "FaultKind",
     "FaultView",
+    "GroupStanding",
     "IncidentView",
     "LauncherStore",
     "Made",

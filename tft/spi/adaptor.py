@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.protocol.messages import FaultKind, ShardCopies
+from tft.protocol.messages import FaultKind, GroupStanding, ShardCopies
 from tft.spi.markers import hookspec
 from tft.spi.types import (
     Buffer,
@@ -561,6 +561,17 @@ class AdaptorSpecs:
         control thread.
         """
         raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_collectives(self) -> Sequence[GroupStanding] | None:
+        """
+        Return where this rank stands in each of its process groups.
+
+        Called on the control thread, when no rank of the job makes progress. The training thread is
+        probably in a collective meanwhile, so do not wait for it.
+
+        Not needed: without this hook tft knows only which ranks wait, and not in which collective.
+        """
 
     @hookspec(firstresult=True)
     def tft_clear(self) -> None:

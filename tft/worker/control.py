@@ -43,14 +43,16 @@ from tft.errors import InternalError, PeerError, RankTaken, UsageError
 from tft.limits import no_thread
 from tft.protocol.messages import (
     ORDER_NAMES,
+    Inquire,
     Joined,
     Lead,
     RankOrder,
     RankReport,
     Refused,
     Resume,
+    Whereabouts,
 )
-from tft.protocol.topics import ORDERS, REPORTS
+from tft.protocol.topics import BEATS, ORDERS, REPORTS
 
 REPEAT = 0.1
 """Seconds between repetitions of a report that the controller has not acknowledged."""
@@ -74,6 +76,7 @@ class TrainingThread(Protocol):
     def withdraw(self) -> Withdrawn | None: ...
     def execute(self, execute: Execute) -> None: ...
     def abort(self) -> None: ...
+    def whereabouts(self, rank: int, incarnation: int, inquiry: int) -> Whereabouts: ...
 
 
 class _Admission:
@@ -298,6 +301,10 @@ class Control:
                 self._admission.accept()
         elif isinstance(message, Refused):
             self._admission.refuse(message)
+        elif isinstance(message, Inquire) and self._bus is not None:
+            incarnation = self._settings.incarnation
+            answer = self._training.whereabouts(rank, incarnation, message.number)
+            self._bus.publish(BEATS, answer)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
             # copies count as equal only up to the step before the first one that is trained now: an

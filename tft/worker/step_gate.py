@@ -25,7 +25,8 @@ from tft.core.rank.protocol import (
     Unlocked,
     Withdrawn,
 )
-from tft.protocol.messages import Position, Resume
+from tft.protocol.messages import Position, Resume, Whereabouts
+from tft.worker.whereabouts import stack_of
 
 NEVER = sys.maxsize
 """A step number that no job reaches. As the last step before a lock, it means that no window is
@@ -252,6 +253,27 @@ class Gate:
             held=_held(place),
             backups=self._kept(place),
             waiting=waiting or self._waits_for_others(),
+        )
+
+    def whereabouts(self, rank: int, incarnation: int, inquiry: int) -> Whereabouts:
+        """
+        Return where the training thread stands: in the user's code, and in the process groups.
+        Changes nothing.
+        """
+        with self._mutex:
+            place = self._place
+            waiting = self._waits or not self._inside
+        line, stack = stack_of(self._thread)
+        return Whereabouts(
+            rank=rank,
+            incarnation=incarnation,
+            inquiry=inquiry,
+            position=_position(place),
+            waiting=waiting or self._waits_for_others(),
+            line=line,
+            stack=stack,
+            groups=tuple(self._hook.tft_collectives() or ()),
+            at=self._clock.now(),
         )
 
     def hold_after(self, step: int) -> Located:

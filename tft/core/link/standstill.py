@@ -1,0 +1,228 @@
+"""
+Find out which rank holds up the others when no rank makes progress. The code is pure: it reads no
+clock and does no I/O.
+
+The controller asks all ranks where they stand, long before the standstill counts as a fault. The
+ranks of a process group must enter the same collectives in the same order. So the ranks that have
+entered fewer collectives than the others hold these up, or those that have entered another one.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tft.protocol.messages import Beat, GroupStanding, Whereabouts
+
+LEARNT = 5
+"""The number of step times that must be known before ranks are asked. The first steps are slow."""
+REMEMBERED = 64
+"""The number of step times that are remembered."""
+STEPS = 3.0
+"""Ranks are asked when none has made progress for so many median step times and `MARGIN` seconds."""
+MARGIN = 0.5
+"""The time in seconds for which a rank may stand still beside `STEPS` step times: a busy machine may
+stop a process for some tenths of a second."""
+ANSWER = 0.3
+"""The time in seconds within which ranks answer. Their control threads need milliseconds."""
+LONGER = 1.25
+"""If the job has stood still before and has then gone on by itself, as in an evaluation, ranks are
+asked only after so many times the longest of these times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    """
+    A rank that holds up others, as far as is known.
+    """
+
+    rank: int
+    why: str
+    line: str
+    """The line (FILE:LINE) of the user's code at which it stands. Empty if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """
+    What is known about a standstill.
+    """
+
+    silence: float
+    """For how many seconds no rank had made progress when the ranks were asked."""
+    odd: tuple[Odd, ...]
+    answers: tuple[Whereabouts, ...]
+
+
+class Standstill:
+    """
+    Watches the beats of a job for a standstill, and judges the answers of the ranks.
+    """
+
+    def __init__(self) -> None:
+        self._durations: deque[float] = deque(maxlen=REMEMBERED)
+        self._last: dict[int, tuple[int, int, float]] = {}
+        """For each rank that trains: its incarnation, its step, and when it completed this step, by
+        the clock of its node."""
+        self._moved = 0.0
+        """The time of the last progress of any rank, by the clock of the controller."""
+        self._longest = 0.0
+        """The longest standstill that has ended by itself."""
+        self._asked: float | None = None
+        """When the ranks were asked about the present standstill. None: they were not."""
+        self._silence = 0.0
+        self._answers: dict[int, Whereabouts] = {}
+        self.number = 0
+        """The number of the last question."""
+
+    def resumed(self, at: float) -> None:
+        """
+        Record that training begins or continues at the time `at`, so that the time before it does
+        not count.
+        """
+        self._moved = at
+        self._last.clear()
+        self._asked = None
+
+    def heard(self, beat: Beat, at: float) -> bool:
+        """
+        Record a beat that has arrived at the time `at`. Return True if all ranks must be asked now
+        where they stand.
+        """
+        for pulse in beat.pulses:
+            step, last = pulse.position.step, self._last.get(pulse.rank)
+            if not pulse.training:
+                self._last.pop(pulse.rank, None)
+                continue
+            if last is not None and last[0] == pulse.incarnation and step > last[1]:
+                self._durations.append((pulse.moved - last[2]) / (step - last[1]))
+                self._progress(at)
+            if last is None or last[:2] != (pulse.incarnation, step):
+                self._last[pulse.rank] = pulse.incarnation, step, pulse.moved
+            # a time in the future announces a long phase, and a window that opens is progress
+            self._moved = max(self._moved, at - max(0.0, beat.at - pulse.moved))
+            if pulse.moved > beat.at:
+                self._moved = max(self._moved, at + pulse.moved - beat.at)
+        silence = at - self._moved
+        if self._asked is not None or silence <= self.limit() or not self._last:
+            return False
+        self._asked, self._silence, self._answers = at, silence, {}
+        self.number += 1
+        return True
+
+    def limit(self) -> float:
+        """
+        Return after how many seconds without progress the ranks are asked.
+        """
+        if len(self._durations) < LEARNT:
+            return float("inf")
+        return max(STEPS * median(self._durations) + MARGIN, LONGER * self._longest)
+
+    def answered(self, answer: Whereabouts) -> None:
+        """
+        Record the answer of a rank. An answer to an earlier question is ignored.
+        """
+        if answer.inquiry == self.number and self._asked is not None:
+            self._answers[answer.rank] = answer
+
+    def finding(self, at: float) -> Finding | None:
+        """
+        Return what the answers say, once all ranks have answered or have had the time to answer.
+        Each standstill has one finding. If there is no new finding, return None.
+        """
+        if self._asked is None or self._silence < 0:
+            return None
+        missing = self._last.keys() - self._answers.keys()
+        if missing and at - self._asked < ANSWER:
+            return None
+        silence, self._silence = self._silence, -1.0
+        answers = tuple(self._answers[rank] for rank in sorted(self._answers))
+        return Finding(silence=silence, odd=odd_ranks(answers, sorted(missing)), answers=answers)
+
+    def _progress(self, at: float) -> None:
+        if self._asked is not None:
+            self._longest = max(self._longest, at - self._moved)
+            self._asked = None
+
+
+def odd_ranks(answers: Sequence[Whereabouts], silent: Sequence[int]) -> tuple[Odd, ...]:
+    """
+    Return the ranks that hold up the others, by their answers. `silent` are the ranks that have not
+    answered. If nothing distinguishes the ranks, return none.
+    """
+    if silent:
+        why = "it does not answer, so even its control thread does not run"
+        return tuple(Odd(rank=rank, why=why, line="") for rank in silent)
+    waiting = {a.rank for a in answers if any(standing.inside for standing in a.groups)}
+    found: dict[int, Odd] = {}
+    for members in _groups(answers):
+        for odd in _odd_in_group(members):
+            found.setdefault(odd.rank, odd)
+    if not found:
+        busy = [answer for answer in answers if not answer.waiting]
+        if 0 < len(busy) < len(answers):
+            why = "it waits for no other rank, and all others wait"
+            found = {each.rank: Odd(rank=each.rank, why=why, line=each.line) for each in busy}
+    # a rank that waits itself, for one of the others, is not the cause. If all of them wait, they
+    # wait for each other
+    free = [rank for rank in sorted(found) if rank not in waiting]
+    return tuple(found[rank] for rank in free or sorted(found))
+
+
+_Members = Mapping[int, tuple[Whereabouts, GroupStanding]]
+"""The ranks of one group that have answered, each with its answer and where it stands."""
+
+
+def _groups(answers: Sequence[Whereabouts]) -> Iterable[_Members]:
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, tuple[Whereabouts, GroupStanding]]] = {}
+    for answer in answers:
+        for standing in answer.groups:
+            members = groups.setdefault((standing.group, standing.ranks), {})
+            members[answer.rank] = answer, standing
+    return groups.values()
+
+
+def _odd_in_group(members: _Members) -> Iterable[Odd]:
+    """
+    Yield the ranks that hold up the others in one group.
+    """
+    most = max(standing.entered for _, standing in members.values())
+    waiting = {
+        rank: (answer, standing)
+        for rank, (answer, standing) in members.items()
+        if standing.entered == most and standing.inside
+    }
+    if not waiting:
+        return
+    behind = {r: each for r, each in members.items() if each[1].entered < most}
+    if behind:
+        first, (there, standing) = next(iter(waiting.items()))
+        for rank, (answer, own) in behind.items():
+            yield Odd(
+                rank=rank,
+                line=answer.line,
+                why=f"it has entered {own.entered} collectives of the group {own.group!r}, and "
+                f"{_named(waiting)} wait{'s' * (len(waiting) == 1)} in number {most} "
+                f"({standing.inside}, rank {first} at {there.line or 'an unknown line'})",
+            )
+        return
+    kinds = Counter(standing.inside for _, standing in waiting.values())
+    if len(kinds) > 1:
+        usual, times = kinds.most_common(1)[0]
+        certain = times > len(waiting) / 2
+        for rank, (answer, standing) in waiting.items():
+            if standing.inside != usual or not certain:
+                others = usual if standing.inside != usual else "another collective"
+                yield Odd(
+                    rank=rank,
+                    line=answer.line,
+                    why=f"it waits in {standing.inside} as collective number {most} of the group "
+                    f"{standing.group!r}, and other ranks in {others}",
+                )
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:8]))}" + (
+        f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    )
