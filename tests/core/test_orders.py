@@ -337,7 +337,7 @@ def test_removed_checkpoints_are_not_loaded(keep: int, steps: list[int]) -> None
 
 def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> None:
     """When ranks cannot write periodic checkpoints, then the log has each rank and reason once, and
-    the report counts all failures. The job trains on."""
+    each checkpoint once. The report counts all failures. The job trains on."""
     job = trained()
     job.said.clear()
     for rank, step, why in ((1, 2, "full"), (1, 4, "full"), (2, 4, "full"), (1, 6, "a bug")):
@@ -347,6 +347,7 @@ def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> Non
         {"rank": 2, "step": 4, "why": "full"},
         {"rank": 1, "step": 6, "why": "a bug"},
     ]
+    assert [facts["step"] for facts in job.facts("checkpoint_missed")] == [2, 4, 6]
     assert missed_report(job.machine.missed) == [
         {"rank": 1, "why": "full", "step": 2, "times": 2},
         {"rank": 2, "why": "full", "step": 4, "times": 1},

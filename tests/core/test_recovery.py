@@ -60,6 +60,7 @@ def test_log_has_an_incident_from_its_fault_to_its_end() -> None:
     assert (chosen["incident"], chosen["strategy"]) == (1, "recover")
     (closed,) = job.facts("incident_closed")
     assert (closed["incident"], closed["strategy"], closed["step"]) == (1, "recover", 4)
+    assert (closed["steps_lost"], closed["processes_started"]) == (0, 1)
 
 
 def test_log_lists_faulty_ranks_in_order() -> None:

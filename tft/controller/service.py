@@ -237,7 +237,16 @@ class Controller:
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
             # tell the plugins the nodes that joined under an earlier controller, because these
             # nodes do not join again
-            self._tell("leads", nodes=sorted(self._machine.nodes))
+            self._tell(
+                "leads",
+                nodes=sorted(self._machine.nodes),
+                job=settings.job,
+                run=settings.run,
+                run_dir=str(settings.run_dir.absolute()),
+                ranks=settings.world,
+                state=str(self._machine.state),
+                incident=self._machine.incident.number,
+            )
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             # a node may have been lost while no controller led, so measure from now on how long
             # each node sends no beat
@@ -395,7 +404,7 @@ class Controller:
             self._do(command)
         state = self._machine.state
         if state is not before:
-            log.info("state", state=str(state), incident=self._machine.incident.number)
+            self._tell("state", state=str(state), incident=self._machine.incident.number)
             self._news.set()
             if state is State.HEALTHY:
                 self._beats.inquiry.resumed(event.at)

@@ -455,6 +455,8 @@ class Recovery:
                 strategy=incident.decision.strategy,
                 step=incident.progress.step,
                 seconds=incident.closed - incident.opened,
+                steps_lost=incident.progress.steps_lost,
+                processes_started=incident.turnover.started,
             )
         self.takeover.dismiss()
         self.takeover.recall()

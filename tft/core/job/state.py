@@ -197,12 +197,16 @@ class Job:
         """
         Record that the periodic checkpoint of `step` could not be written. `rank` has reported
         this, or is None if no rank has. Log only the first failure for each rank and reason,
-        because the reason may last, as with a full disk.
+        because the reason may last, as with a full disk. Log each missed checkpoint once, without
+        a reason.
         """
         self.checkpoints.found(step)
         steps = self.checkpoints.missed.setdefault((rank, why), [])
         if not steps:
             self.tell("checkpoint_failed", rank=rank, step=step, why=why)
+        if step not in self.checkpoints.told:
+            self.checkpoints.told.add(step)
+            self.tell("checkpoint_missed", step=step)
         steps.append(step)
 
     # ---------------------------------------------------------------- flapping ranks

@@ -143,6 +143,8 @@ class Checkpoints:
     missed: dict[tuple[int | None, str], list[int]] = field(default_factory=dict)
     """By rank and reason: the steps whose checkpoint could not be written. The rank is None if the
     controller itself has noticed that the checkpoint is incomplete."""
+    told: set[int] = field(default_factory=set)
+    """The steps of the checkpoints that were logged as missed."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
     is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""
