@@ -1,0 +1,100 @@
+"""
+Connects the hooks of the controller with the numbers of the job and their server.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from tft.spi import RankBeat
+from tft_prometheus.address import Address
+from tft_prometheus.job import Health, JobMetrics, Reading
+
+SIGN = 1.0
+"""Seconds between two signs that the event loop of the controller turns."""
+KEPT = frozenset({"failed", "dumped"})
+"""After these results the file with the address is left where it is. Prometheus then sees
+a target that does not answer, which is an alert of the example."""
+
+log = structlog.get_logger()
+
+
+class Exporter:
+    """
+    The metrics of one job, in the process of its controller. The hooks are called in the event loop
+    of the controller, and the numbers are read on the threads of the server.
+    """
+
+    def __init__(self, address: Address, file: Path, run_dir: str) -> None:
+        """
+        The address is written to `file`, beside the run directory of the job, `run_dir`.
+        """
+        self._address = address
+        self._file = file
+        self._run_dir = run_dir
+        self._metrics = JobMetrics(time.monotonic())
+        self._lock = threading.Lock()
+        self._result = ""
+
+    def start(self) -> None:
+        """
+        Start to serve the metrics, on a thread of its own. The thread ends with the process.
+        """
+        threading.Thread(target=self._serve, name="metrics", daemon=True).start()
+
+    def show_that_the_loop_turns(self) -> None:
+        """
+        Note each second that the event loop turns in which this method is called.
+        """
+        with self._lock:
+            self._metrics.turned(time.monotonic())
+        asyncio.get_running_loop().call_later(SIGN, self.show_that_the_loop_turns)
+
+    def event(self, event: str, facts: Mapping[str, object]) -> None:
+        """
+        Take in an event of the controller.
+        """
+        with self._lock:
+            self._metrics.event(event, facts, time.monotonic())
+        if event == "job_ends":
+            self._result = str(facts.get("result", ""))
+        if event == "state" and facts.get("state") == "ended" and self._result not in KEPT:
+            with suppress(OSError):
+                self._file.unlink()
+
+    def beat(self, node: int, ranks: Sequence[RankBeat]) -> None:
+        """
+        Take in the heartbeat of a node.
+        """
+        with self._lock:
+            self._metrics.beat(node, ranks, time.monotonic())
+
+    def read(self) -> Reading:
+        """
+        Return all numbers of the job.
+        """
+        with self._lock:
+            return self._metrics.read(time.monotonic())
+
+    def health(self) -> Health:
+        """
+        Return whether the job is healthy.
+        """
+        with self._lock:
+            return self._metrics.health(time.monotonic())
+
+    def _serve(self) -> None:
+        try:
+            # imported here, because importing it takes long, and the event loop must not wait
+            from tft_prometheus.server import application, serve
+
+            app = application(self.read, self.health)
+            serve(self._address, self._file, self._run_dir, app)
+        # the job does not need its metrics: nothing that goes wrong here may end the controller
+        except Exception as error:
+            log.exception("metrics_not_served", at=self._address.target, why=str(error))

@@ -1,0 +1,231 @@
+"""
+Turns the events and heartbeats of a job into the numbers that Prometheus reads, and judges whether
+the job is healthy. The code is pure: it reads no clock, and knows no server and no library.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tft.spi import RankBeat
+from tft_prometheus.histogram import Counted
+from tft_prometheus.incidents import REPAIRING, Incidents, count
+from tft_prometheus.positions import SILENT, Counts, Positions
+
+STATES = (
+    "awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy", "pausing",
+    "paused", "confirming", "freezing", "clearing", "choosing", "dumping", "exiting", "ended",
+)  # fmt: skip
+"""The states of the job machine."""
+MOVING = frozenset({"resuming", "healthy", "pausing"})
+"""The states in which ranks are expected to make progress."""
+RESULTS = ("completed", "dumped", "failed", "cancelled")
+"""How a job can end."""
+LOOP = 5.0
+"""If the event loop of the controller has not turned for this many seconds, the job is not healthy.
+The plugin asks the loop for a sign each second."""
+MOST_EVENTS = 100
+"""So many names of events are counted apart. tft has about 50, and plugins add some. Further names
+are counted as `other`."""
+MOST_SLOW = 16
+"""So many slow ranks are named: those that are behind most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """
+    A rank that a plugin has found to be slow.
+    """
+
+    rank: int
+    cause: str
+    """The part of a step in which the rank is slow."""
+    seconds: float
+    """By how many seconds its own work in a step takes longer than that of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """
+    All numbers of a job at one moment. Times are in seconds.
+    """
+
+    info: Mapping[str, str]
+    ranks: int
+    """The number of ranks with which the job was started."""
+    state: str
+    healthy: bool
+    result: str
+    """How the job has ended. Empty: it has not ended."""
+    counts: Counts
+    steps: Counted
+    """The histogram of the time of a step."""
+    stillness: float
+    """Since the last progress of any rank that trains."""
+    incident_open: bool
+    incident_age: float
+    incidents: Mapping[str, int]
+    """By strategy."""
+    faults: Mapping[str, int]
+    """By kind."""
+    durations: Counted
+    """The histogram of the duration of an incident."""
+    steps_lost: int
+    processes_started: int
+    updates_refused: int
+    checkpoints_missed: int
+    slow: int
+    """The number of slow ranks."""
+    slowest: Sequence[SlowRank]
+    """The slow ranks that are behind most, `MOST_SLOW` at most."""
+    events: Mapping[str, int]
+    """By name: the entries of the controller's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """
+    Whether a job is healthy, with a sentence that says why.
+    """
+
+    ok: bool
+    why: str
+
+
+@dataclass(slots=True)
+class _Job:
+    """
+    What the last events have said about the job as a whole.
+    """
+
+    info: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 0
+    state: str = "awaiting"
+    result: str = ""
+    checkpoints_missed: int = 0
+
+
+class JobMetrics:
+    """
+    The numbers of one job, since this controller leads it. All times are in seconds on the clock of
+    the controller.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._job = _Job()
+        self._positions = Positions(at)
+        self._incidents = Incidents()
+        self._slow: dict[int, SlowRank] = {}
+        self._events: Counter[str] = Counter()
+        self._turned = at
+
+    def turned(self, at: float) -> None:
+        """
+        Note that the event loop of the controller turns.
+        """
+        self._turned = at
+
+    def beat(self, node: int, ranks: Sequence[RankBeat], at: float) -> None:
+        """
+        Take in the heartbeat of a node.
+        """
+        self._positions.heard(node, ranks, at)
+
+    def event(self, event: str, facts: Mapping[str, object], at: float) -> None:
+        """
+        Take in an event of the controller. Facts of another form than expected are ignored, because
+        other plugins may use the same names.
+        """
+        count(self._events, event, MOST_EVENTS)
+        self._incidents.take(event, facts, at)
+        match event, facts:
+            case "leads", {"state": str(state), "ranks": int(ranks)}:
+                names = ("job", "run", "run_dir")
+                self._job.info = {name: str(facts.get(name, "")) for name in names}
+                self._job.ranks = ranks
+                self._enter(state, at)
+            case "state", {"state": str(state)}:
+                self._enter(state, at)
+            case "checkpoint_missed", _:
+                self._job.checkpoints_missed += 1
+            case "rank_slow", {"rank": int(rank)}:
+                self._is_slow(rank, facts)
+            case "rank_slow_over", {"rank": int(rank)}:
+                self._slow.pop(rank, None)
+            case "job_ends", {"result": str(result)}:
+                self._incidents.end(self._job.state, at)
+                self._job.result = result
+            case _:
+                pass
+
+    def _enter(self, state: str, at: float) -> None:
+        self._job.state = state
+        self._positions.measure(state in MOVING, at)
+
+    def _is_slow(self, rank: int, facts: Mapping[str, object]) -> None:
+        seconds = facts.get("seconds")
+        self._slow[rank] = SlowRank(
+            rank=rank,
+            cause=str(facts.get("cause", "")),
+            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+        )
+
+    def health(self, at: float) -> Health:
+        """
+        Return whether the job is healthy: the event loop of the controller turns, and ranks make
+        progress, or the controller is handling something else than training.
+        """
+        if at - self._turned > LOOP:
+            still = at - self._turned
+            return _bad(f"the event loop of the controller has not turned for {still:.0f} s")
+        state = self._job.state
+        if state in REPAIRING and self._incidents.opened is not None:
+            number, age = self._incidents.number, self._incidents.age(at)
+            return _good(f"incident {number} is being handled for {age:.0f} s: {state}")
+        if state not in MOVING:
+            return _good(f"the job is {state}")
+        if (silence := self._positions.silence(at)) > SILENT:
+            return _bad(f"no node has sent a heartbeat for {silence:.0f} s")
+        counts, still = self._positions.count(at), self._positions.stillness(at)
+        if not counts.training:
+            return _good(f"the job is {state}, and no rank is in its training loop")
+        if still > (limit := self._positions.limit()):
+            return _bad(f"no rank has made progress for {still:.0f} s; the limit is {limit:.0f} s")
+        return _good(f"the job is {state}, and all ranks have completed step {counts.lowest}")
+
+    def read(self, at: float) -> Reading:
+        """
+        Return all numbers at the time `at`.
+        """
+        incidents = self._incidents
+        slowest = sorted(self._slow.values(), key=lambda slow: (-slow.seconds, slow.rank))
+        return Reading(
+            info=self._job.info,
+            ranks=self._job.ranks,
+            state=self._job.state,
+            healthy=self.health(at).ok,
+            result=self._job.result,
+            counts=self._positions.count(at),
+            steps=self._positions.steps(),
+            stillness=self._positions.stillness(at),
+            incident_open=incidents.opened is not None,
+            incident_age=incidents.age(at),
+            incidents=dict(incidents.strategies),
+            faults=dict(incidents.faults),
+            durations=incidents.durations(),
+            steps_lost=incidents.steps_lost,
+            processes_started=incidents.started,
+            updates_refused=incidents.refused,
+            checkpoints_missed=self._job.checkpoints_missed,
+            slow=len(self._slow),
+            slowest=slowest[:MOST_SLOW],
+            events=dict(self._events),
+        )
+
+
+def _good(why: str) -> Health:
+    return Health(ok=True, why=why)
+
+
+def _bad(why: str) -> Health:
+    return Health(ok=False, why=why)

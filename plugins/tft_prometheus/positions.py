@@ -1,0 +1,221 @@
+"""
+Keeps where the ranks of a job are, from the heartbeats of their nodes: the steps, their time, and
+the last progress. Nothing here reads a clock, and nothing is kept for single ranks.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tft.spi import RankBeat
+from tft_prometheus.histogram import Counted, Histogram
+
+SILENT = 10.0
+"""A node that has sent no heartbeat for this many seconds is left out of all numbers. After this
+time the controller counts a node as lost."""
+STEP_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+"""The bounds of the buckets for the time of a step, in seconds: from small tests to the steps of
+large models."""
+FLOOR = 60.0
+"""The smallest limit for the time without progress, in seconds."""
+FACTOR = 40.0
+"""The limit for the time without progress is this factor times the longest of the last steps. It is
+at least twice the limit of the controller, which is 20 median steps or 3 times the longest step.
+So the controller handles a standstill before the limit is reached."""
+FIRST = 660.0
+"""The smallest limit for the first step after a start or an incident, in seconds. The controller
+waits 600 s for the first step of a job."""
+WARMING = 10.0
+"""The factor by which the first step after an incident may take longer. It is the controller's."""
+LEARNT = 5
+"""The number of measured steps before the limit depends on them. It is the controller's."""
+RECENT = 64
+"""The number of the last step times that are kept for the limit. It is the controller's."""
+ANNOUNCED = 1.0
+"""If the time of a rank's progress runs ahead of the clock by more than this many seconds, the rank
+has announced a phase in which it makes no progress, such as a checkpoint."""
+STEPS_AHEAD = 3
+"""If the time runs ahead in so many steps one after another, no phase was announced: the earlier
+heartbeats came late, or their ranks stood still."""
+REBOOTED = 3600.0
+"""If the clock of a node has gone back by more than this many seconds, it has begun again."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """
+    The last heartbeat of one node.
+    """
+
+    at: float = -math.inf
+    """When it arrived, in seconds."""
+    ranks: int = 0
+    training: int = 0
+    """The number of its ranks that are inside the user's function `train`."""
+    lowest: int = 0
+    highest: int = 0
+    """The last steps that the slowest and the fastest training rank have completed."""
+    moved: float = -math.inf
+    """The last progress of a training rank, on the clock of the node."""
+    progress: float = -math.inf
+    """The same, on the clock of the controller. It lies in the future if a rank has announced a
+    long phase."""
+    lead: float | None = None
+    """By how much the clock of the node is ahead of that of the controller. It is taken from the
+    heartbeat that was delivered fastest. None: it is not known yet."""
+    jumps: int = 0
+    """In how many steps, one after another, the time has run ahead of the clock."""
+    jumped: int = -1
+    """The last of these steps."""
+
+    def move(self, moved: float, step: int, at: float) -> None:
+        """
+        Note progress at the time `moved` of the node's clock, in a heartbeat that arrived at `at`.
+        `step` is the last completed step.
+        """
+        self.moved, lead = moved, moved - at
+        if self.lead is not None and lead > self.lead + ANNOUNCED:
+            self.jumps += step != self.jumped
+            self.jumped = step
+            if self.jumps < STEPS_AHEAD:
+                self.progress = at + lead - self.lead
+                return
+        self.progress, self.jumps, self.jumped = at, 0, -1
+        if self.lead is None or lead > self.lead or lead < self.lead - REBOOTED:
+            self.lead = lead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """
+    The numbers of nodes and ranks that sent a heartbeat within the last `SILENT` seconds, and the
+    steps of the ranks that train.
+    """
+
+    nodes: int
+    ranks: int
+    training: int
+    lowest: int | None
+    """The step that all training ranks have completed. None: no rank has trained yet."""
+    highest: int | None
+    """The step that the fastest rank has completed. None: no rank has trained yet."""
+
+
+class Positions:
+    """
+    Where the ranks of one job are. All times are in seconds on the clock of the controller.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._heard = self._resumed = at
+        self._front: tuple[int, float] | None = None
+        """The highest step that a rank has completed, and when the controller learnt of it. None:
+        the next heartbeat begins a new measurement."""
+        self._measures = False
+        self._first = True
+        """True until a step was measured after a start or an incident."""
+        self._durations: deque[float] = deque(maxlen=RECENT)
+        self._steps = Histogram(STEP_BOUNDS)
+        self._span: tuple[int, int] | None = None
+
+    def measure(self, on: bool, at: float) -> None:
+        """
+        Begin to measure steps, because the ranks train from now on, or stop measuring.
+        """
+        if on and not self._measures:
+            self._resumed, self._first = at, True
+        self._measures = on
+        if not on:
+            self._front = None
+
+    def heard(self, node: int, ranks: Sequence[RankBeat], at: float) -> None:
+        """
+        Take in the heartbeat of a node. The cost grows with the ranks of this node only.
+        """
+        training, lowest, highest, moved = 0, 1 << 62, -1, -math.inf
+        for rank in ranks:
+            if rank.training:
+                training += 1
+                step = rank.step
+                if step < lowest:
+                    lowest = step
+                if step > highest:
+                    highest = step
+                if rank.moved > moved:
+                    moved = rank.moved
+        known = self._nodes.get(node)
+        if known is None:
+            known = self._nodes[node] = _Node()
+        self._heard = known.at = at
+        known.ranks, known.training = len(ranks), training
+        if not training:
+            return
+        known.lowest, known.highest = lowest, highest
+        if moved != known.moved:
+            known.move(moved, highest, at)
+        if self._measures:
+            self._advance(highest, at)
+
+    def _advance(self, step: int, at: float) -> None:
+        """
+        Measure the steps since the last call in which the highest step had grown. `step` is the
+        highest step of a node.
+        """
+        if self._front is None:
+            self._front = step, at
+        elif step > self._front[0]:
+            before, since = self._front
+            duration = (at - since) / (step - before)
+            self._steps.add(duration, step - before)
+            if not self._first:  # the first step is slow, and says nothing about later ones
+                self._durations.append(duration)
+            self._front, self._first = (step, at), False
+
+    def silence(self, at: float) -> float:
+        """
+        Return the seconds since the last heartbeat of any node.
+        """
+        return max(0.0, at - self._heard)
+
+    def stillness(self, at: float) -> float:
+        """
+        Return the seconds since the last progress of any training rank. The time before the ranks
+        were let train does not count, and neither does an announced phase, such as a checkpoint.
+        """
+        last = max((node.progress for node in self._nodes.values() if node.training), default=at)
+        return max(0.0, at - max(self._resumed, last))
+
+    def limit(self) -> float:
+        """
+        Return for how many seconds the ranks may make no progress while they train.
+        """
+        if len(self._durations) < LEARNT:
+            return FIRST
+        usual = max(FLOOR, FACTOR * max(self._durations))
+        return max(FIRST, WARMING * usual) if self._first else usual
+
+    def count(self, at: float) -> Counts:
+        """
+        Return how many nodes and ranks there are, and the steps of the ranks that train. While no
+        rank trains, the steps are the last known ones.
+        """
+        present = [node for node in self._nodes.values() if at - node.at <= SILENT]
+        training = [node for node in present if node.training]
+        if training:
+            lowest = min(node.lowest for node in training)
+            self._span = lowest, max(node.highest for node in training)
+        return Counts(
+            nodes=len(present),
+            ranks=sum(node.ranks for node in present),
+            training=sum(node.training for node in training),
+            lowest=None if self._span is None else self._span[0],
+            highest=None if self._span is None else self._span[1],
+        )
+
+    def steps(self) -> Counted:
+        """
+        Return the histogram of the time of a step.
+        """
+        return self._steps.read()
