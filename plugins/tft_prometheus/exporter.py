@@ -91,10 +91,10 @@ class Exporter:
     def _serve(self) -> None:
         try:
             # imported here, because importing it takes long, and the event loop must not wait
-            from tft_prometheus.server import application, serve
+            from tft_prometheus.server import application, open_server
 
             app = application(self.read, self.health)
-            serve(self._address, self._file, self._run_dir, app)
+            open_server(self._address, self._file, self._run_dir, app).serve_forever()
         # the job does not need its metrics: nothing that goes wrong here may end the controller
         except Exception as error:
             log.exception("metrics_not_served", at=self._address.target, why=str(error))

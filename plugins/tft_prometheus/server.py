@@ -45,9 +45,9 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     """
-    Answers each request on a thread of its own.
+    An HTTP server that answers each request on a thread of its own.
     """
 
     daemon_threads = True
@@ -108,13 +108,13 @@ def application(read: Callable[[], Reading], health: Callable[[], Health]) -> Ap
     return app
 
 
-def serve(address: Address, file: Path, run_dir: str, app: App) -> None:
+def open_server(address: Address, file: Path, run_dir: str, app: App) -> MetricsServer:
     """
-    Serve `app` until the process ends. The address is written to `file`, with the run directory of
-    the job as a label for Prometheus.
+    Return a server that listens at `address`, and whose `serve_forever` answers with `app`. The
+    address is written to `file`, with the run directory of the job as a label for Prometheus.
 
-    If the address is in use, this is logged once, and tried again every `AGAIN` seconds. A port
-    that was chosen freely is the one of an earlier controller, if it is still free.
+    If the address is in use, this is logged once, and tried again every `AGAIN` seconds, without
+    end. A port that was chosen freely is the one of an earlier controller, if it is still free.
     """
     server = _listen(address, file, app)
     # who listens at all addresses of this machine is found under its name
@@ -122,20 +122,20 @@ def serve(address: Address, file: Path, run_dir: str, app: App) -> None:
     chosen = Address(host=host, port=server.server_port)
     _write(file, chosen, run_dir)
     log.info("metrics_served", url=f"http://{chosen.target}/metrics")
-    server.serve_forever()
+    return server
 
 
-def _listen(address: Address, file: Path, app: App) -> _Server:
+def _listen(address: Address, file: Path, app: App) -> MetricsServer:
     said, earlier = False, earlier_port(file, address)
     pause = threading.Event()
     while True:
         try:
             if earlier:
                 try:
-                    return _Server(Address(host=address.host, port=earlier), app)
+                    return MetricsServer(Address(host=address.host, port=earlier), app)
                 except OSError:
                     earlier = 0  # another process has the port now
-            return _Server(address, app)
+            return MetricsServer(address, app)
         except OSError as refused:
             if not said:
                 log.warning(

@@ -71,12 +71,12 @@ def test_metrics_agree_with_the_report_and_outlive_the_controller(tmp_path: Path
     with job(
         run_dir, "--metrics", "127.0.0.1:0", "--adaptor", "fake",
         "--chaos", "kill:rank=1,step=20,phase=between",
-        script=FAKE, arguments=("200", "--seconds", "0.03"), nproc=2,
+        script=FAKE, arguments=("300", "--seconds", "0.03"), nproc=2,
     ) as running:  # fmt: skip
         target = target_of(run_dir / "metrics.json")
         healed = ("tft_incidents_total", "recover")
         until(lambda: samples(target).get(healed) == 1, "the incident is counted")
-        until(lambda: samples(target)["tft_step_lowest", ""] > 21, "the ranks train on")
+        until(lambda: samples(target).get(("tft_step_lowest", ""), 0) > 21, "the ranks train on")
         seen = samples(target)
         health = page(f"http://{target}/healthz")
         strike(running, "controller")

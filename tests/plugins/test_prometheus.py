@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tft_prometheus.families import JobCollector
 from tft_prometheus.incidents import MOST_NAMES, STRATEGIES
 from tft_prometheus.job import LOOP, MOST_EVENTS, MOST_SLOW, STATES, Health, JobMetrics
 from tft_prometheus.positions import FIRST, FLOOR, LEARNT, SILENT
-from tft_prometheus.server import AT_ONCE, application, earlier_port, serve
+from tft_prometheus.server import AT_ONCE, MetricsServer, application, earlier_port, open_server
 
 from tft.core.job.policy import STRATEGIES as TFT_STRATEGIES
 from tft.core.job.transitions import State
@@ -468,24 +469,29 @@ def test_port_in_use_is_refused() -> None:
 @contextmanager
 def served(run_dir: Path, address: str, health: Sequence[Health] = ()) -> Iterator[str]:
     """
-    Serve the metrics of a job on a thread, and yield the address that the file in the run directory
-    names. The thread ends with the process, as in the controller.
+    Serve the metrics of a job, and yield the address that the file in the run directory names.
     """
     job, answers = Told(), iter(health)
     app = application(lambda: job.metrics.read(job.now), lambda: next(answers))
-    written = threading.Event()
+    server = open_server(Address.read(address, "--metrics"), run_dir / FILE, "/d", app)
+    with running(server):
+        ((target,),) = (entry["targets"] for entry in json.loads((run_dir / FILE).read_text()))
+        yield target
 
-    def log_or_wait() -> None:
-        serve(Address.read(address, "--metrics"), run_dir / FILE, "/d", app)
 
-    thread = threading.Thread(target=log_or_wait, daemon=True)
+@contextmanager
+def running(server: MetricsServer) -> Iterator[None]:
+    """
+    Answer requests on a thread, until the end of the `with` block.
+    """
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    for _ in range(500):
-        if (run_dir / FILE).exists():
-            break
-        written.wait(0.01)
-    ((target,),) = (entry["targets"] for entry in json.loads((run_dir / FILE).read_text()))
-    yield target
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def got(url: str) -> tuple[int, str]:
@@ -538,26 +544,19 @@ def test_port_that_is_in_use_is_tried_again(
 ) -> None:
     """When another process has the port, then this is logged once, and the metrics are served as
     soon as the port is free."""
-    monkeypatch.setattr("tft_prometheus.server.AGAIN", 0.02)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = Address(host="127.0.0.1", port=taken.getsockname()[1])
-        app = application(lambda: Told().metrics.read(0.0), lambda: Health(ok=True, why="served"))
-        where = (address, tmp_path / FILE, "/d", app)
-        with structlog.testing.capture_logs() as lines:
-            threading.Thread(target=serve, args=where, daemon=True).start()
-            attempts = threading.Event()
-            for _ in range(500):
-                if lines:
-                    break
-                attempts.wait(0.01)
-            attempts.wait(0.1)  # a few more attempts
-            assert [line["event"] for line in lines] == ["metrics_not_served"]
-            taken.close()
-            for _ in range(500):
-                if (tmp_path / FILE).exists():
-                    break
-                attempts.wait(0.01)
-    assert got(f"http://{address.target}/healthz") == (200, "served\n")
+    monkeypatch.setattr("tft_prometheus.server.AGAIN", 0.01)
+    taken = socket.create_server(("127.0.0.1", 0))
+    address = Address(host="127.0.0.1", port=taken.getsockname()[1])
+    app = application(lambda: Told().metrics.read(0.0), lambda: Health(ok=True, why="served"))
+    with structlog.testing.capture_logs() as lines, ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(open_server, address, tmp_path / FILE, "/d", app)
+        with pytest.raises(TimeoutError):
+            opened.result(timeout=0.2)  # several attempts
+        taken.close()
+        server = opened.result(timeout=10)
+    assert [line["event"] for line in lines] == ["metrics_not_served", "metrics_served"]
+    with running(server):
+        assert got(f"http://{address.target}/healthz") == (200, "served\n")
 
 
 def test_controller_without_metrics_prepares_no_heartbeats() -> None:
