@@ -58,8 +58,10 @@ class _Node:
     """The last steps that the slowest and the fastest training rank have completed."""
     moved: float = -math.inf
     """The last progress of a training rank, on the clock of the node."""
+    seen: float = -math.inf
+    """When the controller learnt of this progress."""
     progress: float = -math.inf
-    """The same, on the clock of the controller. It lies in the future if a rank has announced a
+    """The last progress on the clock of the controller. It lies in the future if a rank has announced a
     long phase."""
     lead: float | None = None
     """By how much the clock of the node is ahead of that of the controller. It is taken from the
@@ -74,7 +76,7 @@ class _Node:
         Note progress at the time `moved` of the node's clock, in a heartbeat that arrived at `at`.
         `step` is the last completed step.
         """
-        self.moved, lead = moved, moved - at
+        self.moved, self.seen, lead = moved, at, moved - at
         if self.lead is not None and lead > self.lead + ANNOUNCED:
             self.jumps += step != self.jumped
             self.jumped = step
@@ -184,8 +186,10 @@ class Positions:
         Return the seconds since the last progress of any training rank. The time before the ranks
         were let train does not count, and neither does an announced phase, such as a checkpoint.
         """
-        last = max((node.progress for node in self._nodes.values() if node.training), default=at)
-        return max(0.0, at - max(self._resumed, last))
+        nodes = self._nodes.values()
+        # a phase that a rank had announced says nothing any more when the rank does not train
+        last = [node.progress if node.training else node.seen for node in nodes]
+        return max(0.0, at - max([self._resumed, *last]))
 
     def limit(self) -> float:
         """

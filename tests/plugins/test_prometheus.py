@@ -346,6 +346,22 @@ def test_clock_that_seemed_behind_is_learnt_within_three_steps() -> None:
     assert not job.health().ok
 
 
+def test_time_without_progress_grows_while_no_rank_trains() -> None:
+    """When all ranks leave their loops in an incident, then the time since the last progress grows,
+    also if a rank had announced a long phase. It begins again when the ranks are let train."""
+    job = Told()
+    job.beat(1, 1)
+    job.beat(2, 2, after=1)
+    job.beat(2, 2, moved=job.now + 500, after=1)
+    job.tell("state", state="freezing", incident=1)
+    job.beat(None, None, after=1)
+    assert job.value("tft_progress_age_seconds") == 1
+    job.beat(None, None, after=600)
+    assert job.value("tft_progress_age_seconds") == 601
+    job.tell("state", state="resuming", incident=1)
+    assert job.value("tft_progress_age_seconds") == 0
+
+
 def test_ranks_outside_of_their_loop_need_no_progress() -> None:
     """When no rank is in its training loop, or the job is paused, then the job is healthy."""
     job = Told()
