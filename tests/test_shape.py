@@ -15,7 +15,13 @@ SOURCES = {
     ROOT: ("tft",),
     ROOT / "adaptors": ("tft_pytorch", "tft_megatron", "tft_mindspore"),
     ROOT / "adaptors/mindio_ttp/src": ("mindio_ttp", "taskd"),
-    ROOT / "plugins": ("tft_chaos", "tft_integrity", "tft_numerics", "tft_prometheus", "tft_stragglers"),
+    ROOT / "plugins": (
+        "tft_chaos",
+        "tft_integrity",
+        "tft_numerics",
+        "tft_prometheus",
+        "tft_stragglers",
+    ),
 }
 """The packages in each directory."""
 
