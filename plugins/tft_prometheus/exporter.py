@@ -40,6 +40,7 @@ class Exporter:
         self._metrics = JobMetrics(time.monotonic())
         self._lock = threading.Lock()
         self._result = ""
+        self._over = False
 
     def start(self) -> None:
         """
@@ -64,8 +65,8 @@ class Exporter:
         if event == "job_ends":
             self._result = str(facts.get("result", ""))
         if event == "state" and facts.get("state") == "ended" and self._result not in KEPT:
-            with suppress(OSError):
-                self._file.unlink()
+            self._over = True
+            self._remove_file()
 
     def beat(self, node: int, ranks: Sequence[RankBeat]) -> None:
         """
@@ -88,13 +89,20 @@ class Exporter:
         with self._lock:
             return self._metrics.health(time.monotonic())
 
+    def _remove_file(self) -> None:
+        with suppress(OSError):
+            self._file.unlink()
+
     def _serve(self) -> None:
         try:
             # imported here, because importing it takes long, and the event loop must not wait
             from tft_prometheus.server import application, open_server
 
             app = application(self.read, self.health)
-            open_server(self._address, self._file, self._run_dir, app).serve_forever()
+            server = open_server(self._address, self._file, self._run_dir, app)
+            if self._over:  # so short was the job
+                self._remove_file()
+            server.serve_forever()
         # the job does not need its metrics: nothing that goes wrong here may end the controller
         except Exception as error:
             log.exception("metrics_not_served", at=self._address.target, why=str(error))

@@ -68,10 +68,14 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     # `Any`: socketserver gives the address of the client as the socket has it
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:  # fmt: skip
-        if self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False):
+            return self.shutdown_request(request)
+        try:
             super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        except RuntimeError:  # no thread can be started now
+            self._free.release()
+            raise
+        return None
 
     def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:  # fmt: skip # Any: as above
         try:
