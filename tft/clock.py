@@ -27,3 +27,11 @@ class SystemClock:
 
     def now(self) -> float:
         return time.monotonic()
+
+
+def unix_time() -> float:
+    """
+    Return the seconds since 1970. Only for records that people read, or that are read on another
+    machine: this time may jump.
+    """
+    return time.time()  # noqa: TID251 # no deadline

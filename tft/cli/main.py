@@ -14,6 +14,7 @@ _REFUSED = 2
 _INTERRUPTED = 130
 
 _APART = {
+    "report": "report",
     "replay": "replay",
     "replicas": "replicas",
     "checkpoint": "checkpoints",
@@ -34,7 +35,7 @@ class _Commands(click.Group):
             ["run", "verify", "pause", "resume", "dump"],
             ["lead", "broker", "controller", "agent"],
         )
-        return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
+        return [*jobs, *parts, "report", "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

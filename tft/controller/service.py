@@ -24,6 +24,7 @@ from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
 from tft.controller.inquiry import Inquiry
+from tft.controller.progress import ProgressFile
 from tft.controller.report_file import ReportFile
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -89,12 +90,13 @@ class _Beats:
     """
     The objects that examine the beats (the heartbeats of the nodes). The job machine does not get
     the beats themselves. It gets an event only when one of these objects has found something, such
-    as a standstill. The objects read no clock, and only `inquiry` sends messages.
+    as a standstill. The objects read no clock. `inquiry` sends messages, and `progress` writes a file.
     """
 
     hang_detection: HangDetection
     connections: Connections
     inquiry: Inquiry
+    progress: ProgressFile
     slices: SliceComparison = field(default_factory=SliceComparison)
     protection: Protection = field(default_factory=Protection)
 
@@ -117,11 +119,12 @@ class Controller:
         self._lost = 0
         """The number of events that could not be read because the story (the record of all events)
         is damaged."""
-        self._machine, policy = self._begin()
+        self._machine, opened = self._begin()
         self._beats = _Beats(
-            hang_detection=HangDetection(policy),
+            hang_detection=HangDetection(opened.policy),
             connections=Connections(self._machine.node_of),
             inquiry=Inquiry(settings.run_dir, self._publish, self._remark),
+            progress=ProgressFile(settings.run_dir / "progress.jsonl", opened),
         )
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
         # now, because the ranks may be training already, under an earlier controller
@@ -135,7 +138,7 @@ class Controller:
 
     # ---------------------------------------------------------------- the start of the controller
 
-    def _begin(self) -> tuple[Machine, Policy]:
+    def _begin(self) -> tuple[Machine, Opened]:
         path = self._settings.run_dir / "story.jsonl"
         try:
             told = last_run(path, self._settings.job, self._settings.run)
@@ -147,7 +150,7 @@ class Controller:
             self._story.opened(opened)
         else:
             opened, events = told
-        return self._replayed(opened, events), opened.policy
+        return self._replayed(opened, events), opened
 
     def _replayed(self, opened: Opened, events: list[Event]) -> Machine:
         machine = opened.machine()
@@ -159,7 +162,7 @@ class Controller:
             log.info("story_read", events=len(events), state=str(machine.state))
         return machine
 
-    def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
+    def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Opened]:
         """
         Bring the job machine to the state that follows from the readable part of a damaged story,
         so that the ranks can still save a last checkpoint. Raises the exception `damage` if too
@@ -177,7 +180,7 @@ class Controller:
         except Exception as error:
             raise damage from error
         log.error("story_damaged", lost=self._lost, why=str(damage))
-        return machine, opened.policy
+        return machine, opened
 
     def _open(self) -> Opened:
         settings = self._settings
@@ -234,6 +237,7 @@ class Controller:
             self._bus = bus
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
+            self._beats.progress.leads(epoch, self._clock.now())
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
             # tell the plugins the nodes that joined under an earlier controller, because these
             # nodes do not join again
@@ -325,6 +329,7 @@ class Controller:
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)
+        self._beats.progress.beat(beat, now)
         self._beats.connections.heard(beat.node, now)
         if self._machine.state is State.HEALTHY:
             self._beats.inquiry.heard(beat, now, self._machine.epoch)
@@ -403,6 +408,13 @@ class Controller:
         for command in self._judge(event):
             self._do(command)
         state = self._machine.state
+        incident, outcome = self._machine.incident, self._machine.outcome
+        self._beats.progress.state(
+            state,
+            incident.number if incident.is_open else 0,
+            "" if outcome is None else outcome.result,
+            event.at,
+        )
         if state is not before:
             self._tell("state", state=str(state), incident=self._machine.incident.number)
             self._news.set()

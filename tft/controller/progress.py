@@ -1,0 +1,189 @@
+"""
+The progress of a run over time: the file `progress.jsonl` in the run directory. `tft report` makes
+from it how the time of the run was spent. The story has all events but not the steps, because the
+steps are only in heartbeats, which are too many for the story.
+
+The file has three kinds of rows. `docs/reference/report.md` describes their keys:
+
+    {"at": 10.0, "unix": 1.79e9, "run": "5f", "opened": 9.9, "epoch": 1, "world": 4, "from_step": 0}
+    {"at": 12.5, "unix": 1.79e9, "state": "healthy", "incident": 0}
+    {"at": 13.5, "unix": 1.79e9, "step": 120, "ranks": 4}
+"""
+
+import json
+import os
+from pathlib import Path
+
+import structlog
+
+from tft.clock import SystemClock, unix_time
+from tft.core.job.transitions import State
+from tft.protocol.messages import Beat
+from tft.replay.recording import Opened
+
+EVERY = 1.0
+"""The least time in seconds between two rows about steps."""
+LOOK = 0.1
+"""The least time in seconds between two looks for a new step. To look takes the longer the more
+nodes the job has, and heartbeats are many."""
+TRAINING = frozenset({State.HEALTHY, State.PAUSING})
+"""The states of the job in which the steps are recorded. In all other states the ranks do not train,
+or are between two positions."""
+
+Row = dict[str, object]
+
+log = structlog.get_logger()
+
+
+class ProgressRows:
+    """
+    Decides which rows the file gets. It reads no clock and writes nothing: the caller passes the
+    times (CLOCK_MONOTONIC, in seconds).
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        # for each node with ranks that train: the lowest step that all of these ranks have
+        # completed, and how many they are
+        self._nodes: dict[int, tuple[int, int]] = {}
+        self._heard = 0.0
+        self._next = 0.0
+        self._sampled: tuple[int, int] | None = None
+        self._stand: tuple[State, int] | None = None
+
+    def leads(self, epoch: int, at: float) -> Row:
+        """
+        Return the row with which a controller begins to lead a run. A controller that continues the
+        run of an earlier one writes the row again, with a higher `epoch`.
+        """
+        opened = self._opened
+        return {
+            "at": at,
+            "run": opened.run,
+            "opened": opened.at,
+            "epoch": epoch,
+            "world": opened.world,
+            "from_step": 0 if opened.resume is None else opened.resume[1],
+            "first_incident": opened.first_incident,
+        }
+
+    def beat(self, beat: Beat, at: float) -> Row | None:
+        """
+        Note the heartbeat of a node that arrived at the time `at`. Return a row with the lowest
+        step that all ranks have completed which train, or None if no row is due.
+        """
+        steps = [pulse.position.step for pulse in beat.pulses if pulse.training]
+        if not steps:
+            self._nodes.pop(beat.node, None)
+            return None
+        # when a node is heard for the second time, all others have had the time to be heard once
+        complete = beat.node in self._nodes
+        self._nodes[beat.node] = min(steps), len(steps)
+        self._heard = at
+        if not complete or at < self._next or not self._trains:
+            return None
+        row = self._sample(at)
+        self._next = at + (LOOK if row is None else EVERY)
+        return row
+
+    def state(self, state: State, incident: int, result: str, at: float) -> list[Row]:
+        """
+        Note the state of the job since the time `at`. `incident` is the number of the open
+        incident, or 0 if none is open. `result` is how the job ends, or "" if it does not end.
+
+        Return the rows that are due: none if nothing has changed. Before a row about a state in
+        which the ranks do not train comes one about the last step that was heard.
+        """
+        if (state, incident) == self._stand:
+            return []
+        last = self._sample(self._heard) if self._trains and state not in TRAINING else None
+        self._stand = state, incident
+        if state is not State.PAUSING:
+            # a node may be lost, or go back to an earlier step: forget what it said before
+            self._nodes, self._sampled, self._next = {}, None, 0.0
+        row: Row = {"at": at, "state": str(state), "incident": incident}
+        if result:
+            row["result"] = result
+        return [row] if last is None else [last, row]
+
+    @property
+    def _trains(self) -> bool:
+        return self._stand is not None and self._stand[0] in TRAINING
+
+    def _sample(self, at: float) -> Row | None:
+        if not self._nodes:
+            return None
+        step = min(step for step, _ in self._nodes.values())
+        found = step, sum(number for _, number in self._nodes.values())
+        if found == self._sampled:
+            return None
+        self._sampled = found
+        return {"at": at, "step": step, "ranks": found[1]}
+
+
+class ProgressFile:
+    """
+    Writes the rows. If a row cannot be written, for example because the disk is full, the job goes
+    on. The log of the controller then says so once.
+    """
+
+    def __init__(self, path: Path, opened: Opened) -> None:
+        self._path = path
+        self._clock = SystemClock()
+        self._file: int | None = None
+        self._rows = ProgressRows(opened)
+        self._complained = False
+        self._torn = False
+        """True if the file may end with an incomplete row."""
+
+    def leads(self, epoch: int, at: float) -> None:
+        """
+        Write that the controller with the number `epoch` begins to lead the run.
+        """
+        self._write(self._rows.leads(epoch, at))
+
+    def beat(self, beat: Beat, at: float) -> None:
+        """
+        Write the step of the job if the heartbeat of a node shows a new one and a row is due.
+        """
+        row = self._rows.beat(beat, at)
+        if row is not None:
+            self._write(row)
+
+    def state(self, state: State, incident: int, result: str, at: float) -> None:
+        """
+        Write the state of the job if it has changed.
+        """
+        for row in self._rows.state(state, incident, result, at):
+            self._write(row)
+
+    def _write(self, row: Row) -> None:
+        try:
+            self._append(row)
+        except OSError as error:
+            if self._complained:
+                return
+            self._complained = True
+            refused = error.strerror
+        else:
+            return
+        why = f"{refused}: the report of this run will lack a part of its time"
+        log.error("progress_not_written", path=str(self._path), why=why)
+
+    def _append(self, row: Row) -> None:
+        at = float(str(row["at"]))
+        unix = unix_time() - (self._clock.now() - at)
+        line = json.dumps(
+            {**row, "at": round(at, 3), "unix": round(unix, 3)}, separators=(",", ":")
+        )
+        if self._file is None:
+            self._file = self._open()
+        content = (b"\n" if self._torn else b"") + line.encode() + b"\n"
+        self._torn = os.write(self._file, content) < len(content)
+
+    def _open(self) -> int:
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # an earlier controller may have died while it wrote a row
+        size = os.fstat(file).st_size
+        self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        return file

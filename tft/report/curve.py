@@ -1,0 +1,119 @@
+"""
+Draws a curve with marks of incidents, in SVG.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+
+LEFT, TOP, WIDTH, HEIGHT = 70, 30, 700, 200
+"""Pixels: the corner of the plot and its size."""
+POINTS = 350
+"""The most points of a curve: one for every two pixels. Values between two points are shown as a
+band from the smallest to the largest."""
+LABELS = 40
+"""The most marks that get their numbers. More would cover each other."""
+LINE, BAND, MARK = "#0072b2", "#56b4e9", "#d55e00"
+"""Colours that colour-blind readers can tell apart."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """
+    An incident on the axis: from where to where, its number, and its sentence.
+    """
+
+    start: float
+    end: float
+    number: int
+    text: str
+
+
+def drawn(
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    *,
+    title: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+) -> str:
+    """
+    Return the picture of a curve. `x_text` and `y_text` return the labels of the axes.
+    """
+    points = [point for point in points if all(abs(value) < 1e300 for value in point)]
+    if len(points) < 2:
+        return ""
+    left, right = points[0][0], max(points[-1][0], *(mark.end for mark in marks), points[0][0])
+    low, high = min(0.0, *(y for _, y in points)), max(y for _, y in points)
+    high = high if high > low else low + 1.0
+    right = right if right > left else left + 1.0
+
+    def x(value: float) -> float:
+        return LEFT + WIDTH * (min(max(value, left), right) - left) / (right - left)
+
+    def y(value: float) -> float:
+        return TOP + HEIGHT * (high - value) / (high - low)
+
+    lines = [_mark(mark, x(mark.start), x(mark.end), few=len(marks) <= LABELS) for mark in marks]
+    for part in range(5):
+        value = low + (high - low) * part / 4
+        lines.append(_rule(LEFT, LEFT + WIDTH, y(value)))
+        lines.append(_text(LEFT - 8, y(value) + 4, y_text(value), anchor="end"))
+        at = left + (right - left) * part / 4
+        lines.append(_text(x(at), TOP + HEIGHT + 20, x_text(at), anchor="middle"))
+    groups = _grouped(points)
+    upper = [f"{x(at):.1f},{y(most):.1f}" for at, _, _, most in groups]
+    lower = [f"{x(at):.1f},{y(least):.1f}" for at, least, _, _ in reversed(groups)]
+    middle = [f"{x(at):.1f},{y(value):.1f}" for at, _, value, _ in groups]
+    lines.append(f'<polygon points="{" ".join(upper + lower)}" fill="{BAND}" opacity="0.4"/>')
+    lines.append(
+        f'<polyline points="{" ".join(middle)}" fill="none" stroke="{LINE}" stroke-width="1.5"/>'
+    )
+    size = f"{LEFT + WIDTH + 40} {TOP + HEIGHT + 35}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" '
+        f'font-family="sans-serif" font-size="13"><title>{escape(title)}</title>\n'
+        + "\n".join(lines)
+        + "\n</svg>"
+    )
+
+
+def _grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+    """
+    Return at most `POINTS` groups of neighbouring points: the place of the first one, and their
+    least, median and greatest value.
+    """
+    size = -(-len(points) // POINTS)
+    groups = [points[place : place + size] for place in range(0, len(points), size)]
+    return [
+        (group[0][0], min(ys), median(ys), max(ys))
+        for group in groups
+        if (ys := [y for _, y in group])
+    ]
+
+
+def _mark(mark: Mark, start: float, end: float, *, few: bool) -> str:
+    label = (
+        f'<text x="{start:.1f}" y="{TOP - 8}" text-anchor="middle">{mark.number}</text>'
+        if few
+        else ""
+    )
+    return (
+        f'<a href="#incident-{mark.number}"><title>{escape(mark.text)}</title>'
+        f'<rect x="{start:.1f}" y="{TOP}" width="{max(2.0, end - start):.1f}" height="{HEIGHT}" '
+        f'fill="{MARK}" opacity="0.6"/>{label}</a>'
+    )
+
+
+def _rule(left: float, right: float, y: float) -> str:
+    return (
+        f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#808080" '
+        'stroke-width="1" stroke-dasharray="1 4"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, *, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

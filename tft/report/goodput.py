@@ -1,0 +1,277 @@
+"""
+Computes how the time of a run was spent: goodput, and the kinds of loss. The parts add up to the
+time of the run. `docs/reference/report.md` defines each part. The code is pure: it reads no clock
+and does no I/O.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tft.core.job.transitions import State
+from tft.report.progress import Change, RunProgress, Sample
+
+TRAINING = "training"
+AGAIN = "again"
+INCIDENT = "incident"
+START = "start"
+PAUSE = "pause"
+STANDING = "standing"
+END = "end"
+KINDS = (TRAINING, AGAIN, INCIDENT, START, PAUSE, STANDING, END)
+"""The kinds of parts, in the order in which they are shown. There is one part of the kind INCIDENT
+for each strategy."""
+STILL_FACTOR = 10
+"""Without a step for this many median step times, the job counts as standing still."""
+STILL_FLOOR = 5.0
+"""Without a step for less than this many seconds, the job does not count as standing still: the rows
+about steps are up to a second apart."""
+LAST = ("dump", "exit")
+"""The strategies that end the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """
+    What the report or the story says about an incident.
+    """
+
+    strategy: str
+    total: float | None
+    """The seconds from the fault to the first step of all ranks. None: they are not known."""
+    steps_lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """
+    A time of the run that was spent in one way, in seconds since the beginning of the run.
+    """
+
+    kind: str
+    start: float
+    end: float
+    incident: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """
+        The length of the span.
+        """
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """
+    A part of the time of a run. `strategy` is that of the incidents of the part; empty for other
+    kinds, and `unknown` where neither the report nor the story can be read.
+    """
+
+    kind: str
+    seconds: float
+    strategy: str = ""
+    times: int = 0
+    """How many incidents, pauses or other spans the part has. For AGAIN: how many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """
+    How the time of a run was spent.
+    """
+
+    wall: float
+    parts: tuple[Part, ...]
+    step_time: float | None
+    """The median time of a step in seconds. None: too few steps were trained."""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """
+        The goodput: the share of the time that went into steps that were kept. 0 for no time.
+        """
+        kept = sum(part.seconds for part in self.parts if part.kind == TRAINING)
+        return kept / self.wall if self.wall else 0.0
+
+
+def goodput(
+    progress: RunProgress,
+    incidents: Mapping[int, Known],
+    until: float,
+    *,
+    continued_from: int | None = None,
+) -> Goodput:
+    """
+    Return how the time of a run was spent, from its beginning to the time `until`. `incidents` has
+    what is known of its incidents, by their number. `continued_from` is the step from which the
+    next run has continued; None if there is no next run.
+    """
+    began, until = progress.opened, max(until, progress.last)
+    spans = _spans(progress, incidents, until)
+    step_time = _step_time(progress, spans)
+    spans = [each for span in spans for each in _still(span, progress.samples, step_time)]
+    lost = sum(known.steps_lost for known in incidents.values())
+    if continued_from is not None:
+        lost += max(0, progress.step - continued_from)
+    parts = _parts(spans, incidents, lost, step_time)
+    shifted = (replace(s, start=s.start - began, end=s.end - began) for s in spans)
+    return Goodput(wall=until - began, parts=parts, step_time=step_time, spans=tuple(shifted))
+
+
+def together(runs: Sequence[Goodput]) -> Goodput:
+    """
+    Return how the time of several runs was spent together. The time between two runs is not in it.
+    """
+    parts: dict[tuple[str, str], Part] = {}
+    for part in (part for run in runs for part in run.parts):
+        key = part.kind, part.strategy
+        known = parts.get(key, replace(part, seconds=0.0, times=0))
+        seconds, times = known.seconds + part.seconds, known.times + part.times
+        parts[key] = replace(known, seconds=seconds, times=times)
+    return Goodput(
+        wall=sum(run.wall for run in runs),
+        parts=tuple(sorted(parts.values(), key=lambda part: KINDS.index(part.kind))),
+        step_time=runs[-1].step_time if len(runs) == 1 else None,
+    )
+
+
+# ---------------------------------------------------------------- spans
+
+
+def _spans(progress: RunProgress, incidents: Mapping[int, Known], until: float) -> list[Span]:
+    """
+    Return the spans of a run, without gaps, from its beginning to `until`.
+    """
+    spans = [Span(kind=START, start=progress.opened, end=progress.opened)]
+    ends = [*(change.at for change in progress.changes[1:]), until]
+    started = paused = False
+    for change, end in zip(progress.changes, ends, strict=True):
+        started = started or change.state == State.HEALTHY
+        paused = change.state == State.PAUSED or (paused and change.state == State.RESUMING)
+        kind = _kind(change, started=started, paused=paused)
+        last = spans[-1]
+        start, end = max(last.end, change.at), max(last.end, end)
+        if (last.kind, last.incident) == (kind, change.incident):
+            spans[-1] = replace(last, end=end)
+        else:
+            spans[-1] = replace(last, end=start)
+            spans.append(Span(kind=kind, start=start, end=end, incident=change.incident))
+    spans[-1] = replace(spans[-1], end=max(until, spans[-1].end))
+    return [span for span in _from_faults(spans, incidents) if span.seconds > 0]
+
+
+def _kind(change: Change, *, started: bool, paused: bool) -> str:
+    if change.incident:
+        return INCIDENT
+    if change.state in (State.CONFIRMING, State.EXITING, State.ENDED):
+        return END
+    if not started:
+        return START
+    if paused:
+        return PAUSE
+    training = change.state in (State.HEALTHY, State.PAUSING, State.RESUMING)
+    return TRAINING if training else STANDING
+
+
+def _from_faults(spans: Iterable[Span], incidents: Mapping[int, Known]) -> list[Span]:
+    """
+    Have incidents begin with their fault, which comes before its first evidence. An incident that
+    ends the job is a part of the end.
+    """
+    found: list[Span] = []
+    for span in spans:
+        known = incidents.get(span.incident) if span.kind == INCIDENT else None
+        if known is not None and known.total is not None and found:
+            before = found[-1]
+            start = min(span.start, max(before.start, span.end - known.total))
+            found[-1], span = replace(before, end=start), replace(span, start=start)
+        if known is not None and known.strategy in LAST:
+            span = replace(span, kind=END)
+        found.append(span)
+    return found
+
+
+def _still(span: Span, samples: Sequence[Sample], step_time: float | None) -> list[Span]:
+    """
+    Return a span of training, without the times in which the job stood still, and these times.
+    """
+    if span.kind != TRAINING or step_time is None:
+        return [span]
+    found: list[Span] = []
+    begun, at, step = span.start, span.start, -1
+    within = [sample for sample in samples if span.start <= sample.at <= span.end]
+    for sample in (*within, Sample(at=span.end, step=-1, ranks=0)):
+        moved = sample.step - step if step >= 0 and sample.step >= 0 else 1
+        excess = sample.at - at - max(1, moved) * step_time
+        if excess > max(STILL_FACTOR * step_time, STILL_FLOOR):
+            still = sample.at - excess
+            found.append(replace(span, start=begun, end=still))
+            found.append(Span(kind=STANDING, start=still, end=sample.at))
+            begun = sample.at
+        if sample.step != step:
+            at, step = sample.at, sample.step
+    return [s for s in (*found, replace(span, start=begun)) if s.seconds > 0]
+
+
+# ---------------------------------------------------------------- steps
+
+
+def step_times(samples: Sequence[Sample], spans: Iterable[Span]) -> list[tuple[float, float, int]]:
+    """
+    Return the time of a step between every two samples within one span of training: the time of the
+    second sample, the seconds for each step, and the number of steps. The spans and the samples
+    must have the same clock.
+    """
+    found = []
+    for span in spans:
+        if span.kind == TRAINING:
+            within = [sample for sample in samples if span.start <= sample.at <= span.end]
+            found += [
+                (after.at, (after.at - before.at) / (after.step - before.step), steps)
+                for before, after in pairwise(within)
+                if (steps := after.step - before.step) > 0
+            ]
+    return found
+
+
+def _step_time(progress: RunProgress, spans: Sequence[Span]) -> float | None:
+    """
+    Return the median time of a step, in which each step counts the same.
+    """
+    times = sorted((seconds, steps) for _, seconds, steps in step_times(progress.samples, spans))
+    half, count = sum(steps for _, steps in times) / 2, 0
+    for seconds, steps in times:
+        count += steps
+        if count >= half:
+            return seconds
+    trained = progress.step - progress.from_step
+    seconds = sum(span.seconds for span in spans if span.kind == TRAINING)
+    return seconds / trained if trained > 0 and seconds else None
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _parts(
+    spans: Sequence[Span], incidents: Mapping[int, Known], lost: int, step_time: float | None
+) -> tuple[Part, ...]:
+    seconds: dict[tuple[str, str], float] = {(kind, ""): 0.0 for kind in KINDS if kind != INCIDENT}
+    times: dict[tuple[str, str], set[float]] = {}
+    for span in spans:
+        known = incidents.get(span.incident)
+        strategy = known.strategy if known is not None and known.strategy else "unknown"
+        key = span.kind, strategy if span.kind == INCIDENT else ""
+        seconds[key] = seconds.get(key, 0.0) + span.seconds
+        times.setdefault(key, set()).add(span.start)
+    again = min(lost * (step_time or 0.0), seconds[TRAINING, ""])
+    seconds[TRAINING, ""] -= again
+    seconds[AGAIN, ""] = again
+    counts = {**{key: len(starts) for key, starts in times.items()}, (AGAIN, ""): lost}
+    return tuple(
+        Part(kind=kind, strategy=strategy, seconds=took, times=counts.get((kind, strategy), 0))
+        for (kind, strategy), took in sorted(
+            seconds.items(), key=lambda entry: (KINDS.index(entry[0][0]), entry[0][1])
+        )
+    )

@@ -1,0 +1,143 @@
+"""
+Reads `progress.jsonl`, which the controller writes (`tft.controller.progress`).
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+JUMP = 5.0
+"""The difference in seconds between CLOCK_MONOTONIC and the time of day, since the last row, from
+which a controller is taken to run on another machine, or on the same machine after a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """
+    The lowest step that all ranks had completed which trained, and the number of these ranks.
+    """
+
+    at: float
+    step: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """
+    A new state of the job.
+    """
+
+    at: float
+    state: str
+    incident: int
+    """The number of the open incident; 0 if none is open."""
+    result: str = ""
+    """How the job ends; empty if that is not decided."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunProgress:
+    """
+    The rows of one run. All times are in seconds on the clock of the first controller of the run.
+    """
+
+    run: str
+    opened: float
+    unix: float
+    """The time of `opened`, in seconds since 1970."""
+    world: int
+    from_step: int
+    first_incident: int
+    leads: list[float] = field(default_factory=list)
+    """The times at which controllers began to lead: more than one if a controller was restarted."""
+    changes: list[Change] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    last: float = 0.0
+    """The time of the last row."""
+    last_unix: float = 0.0
+    shift: float = 0.0
+    """The seconds to be added to the times of the present controller, so that they are on the clock
+    of the first one."""
+
+    @property
+    def ended(self) -> bool:
+        """
+        True if the job was over at the end of this run.
+        """
+        return bool(self.changes) and self.changes[-1].state == "ended"
+
+    @property
+    def step(self) -> int:
+        """
+        The last step that the rows have.
+        """
+        return self.samples[-1].step if self.samples else self.from_step
+
+
+def runs_of(text: str) -> tuple[list[RunProgress], int]:
+    """
+    Return the runs in the text of a `progress.jsonl`, and the number of rows that cannot be read.
+    Blank rows do not count: a controller writes one after a row that an earlier one did not finish.
+    """
+    runs: list[RunProgress] = []
+    unread = 0
+    for line in filter(str.strip, text.split("\n")):
+        try:
+            row = json.loads(line)
+            if "run" in row:
+                _lead(runs, row)
+            else:
+                _add(runs[-1], row)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            unread += 1
+    return runs, unread
+
+
+# the rows are parsed JSON; a row of another form raises one of the errors that `runs_of` catches
+def _lead(runs: list[RunProgress], row: dict[str, float]) -> None:
+    at, unix, opened = float(row["at"]), float(row["unix"]), float(row["opened"])
+    run = str(row["run"])
+    if runs and (runs[-1].run, runs[-1].opened) == (run, opened):
+        last = runs[-1]
+        moved = (at + last.shift - last.last) - (unix - last.last_unix)
+        if abs(moved) > JUMP:
+            last.shift -= moved
+        last.leads.append(at + last.shift)
+        last.last, last.last_unix = max(last.last, at + last.shift), unix
+        return
+    runs.append(
+        RunProgress(
+            run=run,
+            opened=opened,
+            unix=unix - (at - opened),
+            world=int(row["world"]),
+            from_step=int(row["from_step"]),
+            first_incident=int(row["first_incident"]),
+            leads=[at],
+            last=at,
+            last_unix=unix,
+        )
+    )
+
+
+def _add(run: RunProgress, row: dict[str, float]) -> None:
+    at = float(row["at"]) + run.shift
+    if "state" in row:
+        change = Change(
+            at=at,
+            state=str(row["state"]),
+            incident=int(row["incident"]),
+            result=str(row.get("result", "")),
+        )
+        run.changes.append(change)
+    else:
+        run.samples.append(Sample(at=at, step=int(row["step"]), ranks=int(row["ranks"])))
+    run.last, run.last_unix = max(run.last, at), float(row["unix"])
+
+
+def last_ranks(samples: Iterable[Sample]) -> int:
+    """
+    Return the lowest number of ranks that any sample has; 0 if there are no samples.
+    """
+    return min((sample.ranks for sample in samples), default=0)
