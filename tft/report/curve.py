@@ -33,7 +33,7 @@ class Mark:
 
 
 def drawn(
-    points: Sequence[Point],
+    pieces: Sequence[Sequence[Point]],
     marks: Sequence[Mark],
     *,
     title: str,
@@ -41,15 +41,15 @@ def drawn(
     y_text: Callable[[float], str],
 ) -> str:
     """
-    Return the picture of a curve. `x_text` and `y_text` return the labels of the axes.
+    Return the picture of a curve, which has a gap between two pieces. Return "" if there are fewer
+    than two points. `x_text` and `y_text` return the labels of the axes.
     """
-    points = [point for point in points if all(abs(value) < 1e300 for value in point)]
+    points = [point for piece in pieces for point in piece]
     if len(points) < 2:
         return ""
-    left, right = points[0][0], max(points[-1][0], *(mark.end for mark in marks), points[0][0])
+    left, right = 0.0, max(points[-1][0], *(mark.end for mark in marks), 1e-3)
     low, high = min(0.0, *(y for _, y in points)), max(y for _, y in points)
     high = high if high > low else low + 1.0
-    right = right if right > left else left + 1.0
 
     def x(value: float) -> float:
         return LEFT + WIDTH * (min(max(value, left), right) - left) / (right - left)
@@ -64,34 +64,42 @@ def drawn(
         lines.append(_text(LEFT - 8, y(value) + 4, y_text(value), anchor="end"))
         at = left + (right - left) * part / 4
         lines.append(_text(x(at), TOP + HEIGHT + 20, x_text(at), anchor="middle"))
-    groups = _grouped(points)
-    upper = [f"{x(at):.1f},{y(most):.1f}" for at, _, _, most in groups]
-    lower = [f"{x(at):.1f},{y(least):.1f}" for at, least, _, _ in reversed(groups)]
-    middle = [f"{x(at):.1f},{y(value):.1f}" for at, _, value, _ in groups]
-    lines.append(f'<polygon points="{" ".join(upper + lower)}" fill="{BAND}" opacity="0.4"/>')
-    lines.append(
-        f'<polyline points="{" ".join(middle)}" fill="none" stroke="{LINE}" stroke-width="1.5"/>'
-    )
-    size = f"{LEFT + WIDTH + 40} {TOP + HEIGHT + 35}"
+    size = -(-len(points) // POINTS)
+    for piece in pieces:
+        groups = [(x(at), y(a), y(b), y(c)) for at, a, b, c in _grouped(piece, size)]
+        lines += _piece(groups)
+    box = f"{LEFT + WIDTH + 40} {TOP + HEIGHT + 35}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {box}" role="img" '
         f'font-family="sans-serif" font-size="13"><title>{escape(title)}</title>\n'
         + "\n".join(lines)
         + "\n</svg>"
     )
 
 
-def _grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+def _grouped(points: Sequence[Point], size: int) -> list[tuple[float, float, float, float]]:
     """
-    Return at most `POINTS` groups of neighbouring points: the place of the first one, and their
-    least, median and greatest value.
+    Return groups of `size` neighbouring points: the place of the first one, and their least, median
+    and greatest value.
     """
-    size = -(-len(points) // POINTS)
     groups = [points[place : place + size] for place in range(0, len(points), size)]
     return [
         (group[0][0], min(ys), median(ys), max(ys))
         for group in groups
         if (ys := [y for _, y in group])
+    ]
+
+
+def _piece(groups: Sequence[tuple[float, float, float, float]]) -> list[str]:
+    if len(groups) == 1:
+        [(x, _, y, _)] = groups
+        return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{LINE}"/>']
+    upper = [f"{x:.1f},{most:.1f}" for x, _, _, most in groups]
+    lower = [f"{x:.1f},{least:.1f}" for x, least, _, _ in reversed(groups)]
+    middle = [f"{x:.1f},{y:.1f}" for x, _, y, _ in groups]
+    return [
+        f'<polygon points="{" ".join(upper + lower)}" fill="{BAND}" opacity="0.4"/>',
+        f'<polyline points="{" ".join(middle)}" fill="none" stroke="{LINE}" stroke-width="1.5"/>',
     ]
 
 

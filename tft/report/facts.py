@@ -4,6 +4,7 @@ time, and how its time was spent. The job may be over, may still run, or may hav
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class RunFacts:
     """
 
     progress: RunProgress
+    last_step: int
     goodput: Goodput
     incidents: tuple[Entry, ...]
 
@@ -111,9 +113,11 @@ def gather(run_dir: Path) -> Facts:
     over = bool(read.report)
     running = not over and any(in_use(run_dir, node) for node in (0, -1))
     of_runs = _incidents(read)
+    steps = int(read.report.get("steps", read.runs[-1].step if read.runs else 0))
     runs = tuple(
         RunFacts(
             progress=run,
+            last_step=steps if place == len(read.runs) - 1 else run.step,
             incidents=tuple(incidents),
             goodput=goodput.goodput(
                 run,
@@ -133,7 +137,7 @@ def gather(run_dir: Path) -> Facts:
         command=tuple(map(str, read.job.get("command", ()))),
         result=result,
         why=str(read.report.get("why", "")),
-        steps=int(read.report.get("steps", read.runs[-1].step if read.runs else 0)),
+        steps=steps,
         exit_code=read.report.get("exit_code"),
         runs=runs,
         incidents=tuple(incidents),
@@ -207,7 +211,9 @@ def _losses(run_dir: Path) -> list[tuple[int, float]]:
         for line in path.read_text(errors="replace").splitlines():
             try:
                 row = json.loads(line)
-                found[int(row["step"])] = float(row["loss"])
+                loss = float(row["loss"])
+                if math.isfinite(loss):
+                    found[int(row["step"])] = loss
             except (ValueError, KeyError, TypeError):
                 continue  # a row about something else, or one that was cut off
         if found:

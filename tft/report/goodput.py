@@ -4,6 +4,7 @@ time of the run. `docs/reference/report.md` defines each part. The code is pure:
 and does no I/O.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -147,7 +148,7 @@ def _spans(progress: RunProgress, incidents: Mapping[int, Known], until: float) 
     spans = [Span(kind=START, start=progress.opened, end=progress.opened)]
     ends = [*(change.at for change in progress.changes[1:]), until]
     started = paused = False
-    for change, end in zip(progress.changes, ends, strict=True):
+    for change, end in zip(progress.changes, ends, strict=False):  # a run may have no changes yet
         started = started or change.state == State.HEALTHY
         paused = change.state == State.PAUSED or (paused and change.state == State.RESUMING)
         kind = _kind(change, started=started, paused=paused)
@@ -201,8 +202,7 @@ def _still(span: Span, samples: Sequence[Sample], step_time: float | None) -> li
         return [span]
     found: list[Span] = []
     begun, at, step = span.start, span.start, -1
-    within = [sample for sample in samples if span.start <= sample.at <= span.end]
-    for sample in (*within, Sample(at=span.end, step=-1, ranks=0)):
+    for sample in (*_within(samples, span), Sample(at=span.end, step=-1, ranks=0)):
         moved = sample.step - step if step >= 0 and sample.step >= 0 else 1
         excess = sample.at - at - max(1, moved) * step_time
         if excess > max(STILL_FACTOR * step_time, STILL_FLOOR):
@@ -227,13 +227,18 @@ def step_times(samples: Sequence[Sample], spans: Iterable[Span]) -> list[tuple[f
     found = []
     for span in spans:
         if span.kind == TRAINING:
-            within = [sample for sample in samples if span.start <= sample.at <= span.end]
             found += [
                 (after.at, (after.at - before.at) / (after.step - before.step), steps)
-                for before, after in pairwise(within)
+                for before, after in pairwise(_within(samples, span))
                 if (steps := after.step - before.step) > 0
             ]
     return found
+
+
+def _within(samples: Sequence[Sample], span: Span) -> Sequence[Sample]:
+    first = bisect_left(samples, span.start, key=lambda sample: sample.at)
+    last = bisect_right(samples, span.end, key=lambda sample: sample.at)
+    return samples[first:last]
 
 
 def _step_time(progress: RunProgress, spans: Sequence[Span]) -> float | None:

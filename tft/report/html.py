@@ -22,7 +22,7 @@ from tft.report.goodput import (
     Part,
     step_times,
 )
-from tft.report.progress import Sample, last_ranks
+from tft.report.progress import Sample, least_ranks
 from tft.report.sentences import (
     ending,
     incident_sentence,
@@ -66,8 +66,9 @@ a { color: var(--link) } a:focus-visible, [tabindex]:focus-visible, summary:focu
 .soft { color: var(--soft) }
 .share { font-size: 2.5rem; font-weight: 700; margin: 0 }
 table { border-collapse: collapse; width: 100%; font-size: .95rem }
+th { overflow-wrap: normal }
 th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top } td.number, th.number { text-align: right; white-space: nowrap }
+  vertical-align: top }
 .wide { overflow-x: auto } .wide svg { min-width: 40rem; width: 100%; height: auto; display: block }
 svg text { fill: var(--text) }
 .key { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem }
@@ -124,7 +125,9 @@ def _ending(facts: Facts) -> list[str]:
         lines.append(f"<p>Reason: {escape(facts.why)}</p>")
     lines += [
         "<h2>What to do next</h2>",
-        *_list(next_steps(facts)),
+        "<ul>",
+        *(f"<li>{_advice(each)}</li>" for each in next_steps(facts)),
+        "</ul>",
         "<h2>The job</h2>",
         _table((), _job(facts)),
         *(f'<p class="soft">Not complete: {escape(note)}.</p>' for note in facts.notes),
@@ -149,13 +152,13 @@ def _job(facts: Facts) -> list[tuple[str, ...]]:
 
 def _run(run: RunFacts) -> str:
     began = datetime.fromtimestamp(run.progress.unix, UTC)
-    ranks, least = run.progress.world, last_ranks(run.progress.samples)
-    steps = f"steps {run.progress.from_step + 1} to {run.progress.step}"
+    ranks, least = run.progress.world, least_ranks(run.progress.samples)
+    steps = f"steps {run.progress.from_step + 1} to {run.last_step}"
     parts = [
         f"began {began:%Y-%m-%d %H:%M:%S} UTC",
         f"took {seconds(run.goodput.wall)}",
         f"{ranks} ranks",
-        steps if run.progress.step > run.progress.from_step else "no steps",
+        steps if run.last_step > run.progress.from_step else "no steps",
     ]
     if 0 < least < ranks:
         parts.append(f"at times with {least} ranks")
@@ -222,9 +225,13 @@ def _bar(parts: Sequence[Part], wall: float) -> str:
 def _curves(facts: Facts) -> list[str]:
     lines = []
     for number, run in enumerate(facts.runs, start=1):
-        points = [(at, took) for at, took, _ in step_times(_shifted(run), run.goodput.spans)]
+        samples = _shifted(run)
+        pieces = [
+            [(at, took) for at, took, _ in step_times(samples, [span])]
+            for span in run.goodput.spans
+        ]
         title = "Time of a step" + (f", run {number}" if len(facts.runs) > 1 else "")
-        drawn = curve.drawn(points, _marks(run), title=title, x_text=seconds, y_text=seconds)
+        drawn = curve.drawn(pieces, _marks(run), title=title, x_text=seconds, y_text=seconds)
         if drawn:
             lines += [f"<h2>{title}</h2>", _wide(drawn, title)]
             lines.append(
@@ -237,7 +244,11 @@ def _curves(facts: Facts) -> list[str]:
         if i["step"] is not None
     ]
     drawn = curve.drawn(
-        facts.losses, marks, title="Loss", x_text=lambda x: f"{x:.0f}", y_text=lambda y: f"{y:.3g}"
+        [facts.losses],
+        marks,
+        title="Loss",
+        x_text=lambda x: f"{x:.0f}",
+        y_text=lambda y: f"{y:.3g}",
     )
     if drawn:
         lines += [
@@ -345,6 +356,16 @@ def _headed(heading: str, entries: Sequence[str], *, level: int = 4) -> list[str
 
 def _list(entries: Iterable[str]) -> list[str]:
     return ["<ul>", *(f"<li>{escape(entry)}</li>" for entry in entries), "</ul>"]
+
+
+def _advice(text: str) -> str:
+    """
+    Return a sentence of tft, in which names are between backticks.
+    """
+    parts = map(escape, text.split("`"))
+    return "".join(
+        f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts)
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -25,11 +25,11 @@ def markdown(facts: Facts) -> str:
     lines = [f"# Report of {_text(facts.run_dir.name)}", "", f"**{ending(facts)}**", ""]
     if facts.why:
         lines += [f"Reason: {_text(facts.why)}", ""]
-    lines += ["What to do next:", "", *(f"- {_text(each)}" for each in next_steps(facts)), ""]
-    lines += [f"- run directory: `{facts.run_dir}`"]
+    lines += ["What to do next:", "", *(f"- {_advice(each)}" for each in next_steps(facts)), ""]
+    lines += [f"Run directory: {_code(str(facts.run_dir))}", ""]
     if facts.command:
-        lines += [f"- script: {_code(' '.join(facts.command))}"]
-    lines += ["", *(f"Not complete: {_text(note)}.\n" for note in facts.notes)]
+        lines += [f"Script: {_code(' '.join(facts.command))}", ""]
+    lines += [*(f"Not complete: {_text(note)}.\n" for note in facts.notes)]
     if facts.goodput is not None:
         lines += _goodput(facts.goodput, len(facts.runs))
     lines += ["## Incidents", ""]
@@ -54,7 +54,7 @@ def _goodput(goodput: Goodput, runs: int) -> list[str]:
     for part in goodput.parts:
         share = 100 * part.seconds / goodput.wall if goodput.wall else 0.0
         if part.seconds:
-            name = _cell(part_name(part))
+            name = _text(part_name(part))
             lines.append(
                 f"| {name} | {seconds(part.seconds)} | {share:.1f} % | {part_times(part)} |"
             )
@@ -65,7 +65,9 @@ def _goodput(goodput: Goodput, runs: int) -> list[str]:
 
 def _incident(incident: Entry) -> list[str]:
     lines = [f"### Incident {incident['id']}", "", _text(incident_sentence(incident)), ""]
-    lines += _listed("Not tried", (f"{t['strategy']}: {t['why_not']}" for t in incident["tried"]))
+    lines += _listed(
+        "Why no other strategy", (f"{t['strategy']}: {t['why_not']}" for t in incident["tried"])
+    )
     lines += _listed("Not bit for bit the same", incident["inexact"])
     lines += _listed("Lost with a node", incident.get("unprotected", ()))
     lines += _listed("Refused updates", (w for r in incident.get("refused", ()) for w in r["why"]))
@@ -99,17 +101,17 @@ def _listed(heading: str, entries: Iterable[str]) -> list[str]:
 
 def _text(text: str) -> str:
     """
-    Return a text in which nothing is markup, apart from spans of code.
+    Return a text in one line, in which nothing is markup.
     """
-    parts = re.split(r"(`[^`\n]+`)", " ".join(text.split()))
-    return "".join(
-        part if place % 2 else re.sub(r"([\\`*_\[\]<>#|~&])", r"\\\1", part)
-        for place, part in enumerate(parts)
-    )
+    return re.sub(r"([\\`*_\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
 
 
-def _cell(text: str) -> str:
-    return _text(text)
+def _advice(text: str) -> str:
+    """
+    Return a sentence of tft, whose spans of code stay so.
+    """
+    parts = text.split("`")
+    return "".join(f"`{part}`" if place % 2 else _text(part) for place, part in enumerate(parts))
 
 
 def _code(text: str) -> str:

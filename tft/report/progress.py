@@ -3,8 +3,9 @@ Reads `progress.jsonl`, which the controller writes (`tft.controller.progress`).
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 JUMP = 5.0
 """The difference in seconds between CLOCK_MONOTONIC and the time of day, since the last row, from
@@ -136,8 +137,9 @@ def _add(run: RunProgress, row: dict[str, float]) -> None:
     run.last, run.last_unix = max(run.last, at), float(row["unix"])
 
 
-def last_ranks(samples: Iterable[Sample]) -> int:
+def least_ranks(samples: Sequence[Sample]) -> int:
     """
-    Return the lowest number of ranks that any sample has; 0 if there are no samples.
+    Return the lowest number of ranks that two samples in a row have; 0 if there are none. One
+    sample alone may be from the moment in which a rank was lost.
     """
-    return min((sample.ranks for sample in samples), default=0)
+    return min((max(one.ranks, next_.ranks) for one, next_ in pairwise(samples)), default=0)

@@ -58,12 +58,14 @@ KINDS = {
 
 def seconds(value: float | None) -> str:
     """
-    Return a duration as people write it, such as `0.34 s`, `45 s`, `3 min 20 s` or `2 h 5 min`.
+    Return a duration as people write it, such as `25 ms`, `0.34 s`, `45 s`, `3 min 20 s` or `2 h 5 min`.
     """
     if value is None:
         return "not known"
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms" if value >= 0.0005 or not value else "less than 1 ms"
     if value < 0.995:
-        return f"{value:.2g} s" if value >= 0.001 else "0 s"
+        return f"{value:.2g} s"
     if value < 9.95:
         return f"{value:.2f} s"
     if value < 119.5:

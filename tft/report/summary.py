@@ -35,7 +35,7 @@ def summary(facts: Facts) -> dict[str, Any]:  # Any: JSON, described in `docs/re
                 "began_unix": run.progress.unix,
                 "world": run.progress.world,
                 "from_step": run.progress.from_step,
-                "last_step": run.progress.step,
+                "last_step": run.last_step,
                 "controllers": len(run.progress.leads),
                 "ended": run.progress.ended,
                 "goodput": _goodput(run.goodput),
