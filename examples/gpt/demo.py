@@ -1,7 +1,7 @@
 """
 The demo: train the small GPT twice, once undisturbed and once with two ranks killed, rank 0 among
-them. Then compare every loss of every rank and the final state, bit for bit. With --megatron the
-GPT is megatron-core's.
+them. Then compare every loss of every rank and the final state, bit for bit, and write the report of
+the second run. With --megatron the GPT is megatron-core's.
 """
 
 import argparse
@@ -215,6 +215,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary(report, losses, state))
     console.print(f"the records of both runs: {runs}")
+    subprocess.run([sys.executable, "-m", "tft", "report", str(struck)], check=True)
     return 0 if losses and state and len(report["incidents"]) == len(chaos) else 1
 
 

@@ -32,10 +32,10 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         jobs, parts = (
-            ["run", "verify", "pause", "resume", "dump"],
+            ["run", "verify", "pause", "resume", "dump", "report"],
             ["lead", "broker", "controller", "agent"],
         )
-        return [*jobs, *parts, "report", "keys", "replay", "replicas", "checkpoint"]
+        return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

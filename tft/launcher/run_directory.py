@@ -9,6 +9,7 @@ and finds out which launchers use the directory now. The directory contains:
     pids/           the pid of each process, as text; a launcher keeps its own file locked
     job.name        the name of the job, for launchers that were not given a name
     story.jsonl     the recorded events of the job, written by the controller during each run
+    progress.jsonl  the steps and states of the job over time, written by the controller
     report.json     the report of the job, written by the controller at the end
 """
 

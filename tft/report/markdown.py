@@ -103,7 +103,11 @@ def _text(text: str) -> str:
     """
     Return a text in one line, in which nothing is markup.
     """
-    return re.sub(r"([\\`*_\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
+    return _escaped(" ".join(text.split()))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>#|~&])", r"\\\1", text)
 
 
 def _advice(text: str) -> str:
@@ -111,7 +115,7 @@ def _advice(text: str) -> str:
     Return a sentence of tft, whose spans of code stay so.
     """
     parts = text.split("`")
-    return "".join(f"`{part}`" if place % 2 else _text(part) for place, part in enumerate(parts))
+    return "".join(f"`{part}`" if place % 2 else _escaped(part) for place, part in enumerate(parts))
 
 
 def _code(text: str) -> str:
