@@ -63,6 +63,17 @@ def test_rows_about_steps_are_a_second_apart() -> None:
     assert all(later - at >= EVERY for at, later in pairwise(times))
 
 
+def test_row_has_the_time_at_which_its_step_was_seen() -> None:
+    """When the job stops between two rows, then the next row has the time of its last step, and not
+    the time at which the row was due."""
+    rows = healthy()
+    found = [rows.beat(beat(0, min(n, 5)), 10 + n / 10) for n in range(1, 30)]
+    assert [row for row in found if row] == [
+        {"at": 10.2, "step": 2, "ranks": 1},
+        {"at": 10.5, "step": 5, "ranks": 1},
+    ]
+
+
 def test_step_that_has_not_changed_gives_no_row() -> None:
     """When no rank completes a step for minutes, then there is no row until one does."""
     rows = healthy()

@@ -25,7 +25,7 @@ EVERY = 1.0
 """The least time in seconds between two rows about steps."""
 LOOK = 0.1
 """The least time in seconds between two looks for a new step. To look takes the longer the more
-nodes the job has, and heartbeats are many."""
+nodes the job has, and heartbeats are many. A row has the time of the look that saw its step."""
 TRAINING = frozenset({State.HEALTHY, State.PAUSING})
 """The states of the job in which the steps are recorded. In all other states the ranks do not train,
 or are between two positions."""
@@ -46,9 +46,10 @@ class ProgressRows:
         # for each node with ranks that train: the lowest step that all of these ranks have
         # completed, and how many they are
         self._nodes: dict[int, tuple[int, int]] = {}
-        self._heard = 0.0
-        self._next = 0.0
-        self._sampled: tuple[int, int] | None = None
+        self._heard = self._next = self._written = 0.0
+        # the lowest step, how many ranks train, and when this was first seen
+        self._seen: tuple[int, int, float] | None = None
+        self._told: tuple[int, int, float] | None = None
         self._stand: tuple[State, int] | None = None
 
     def leads(self, epoch: int, at: float) -> Row:
@@ -82,9 +83,9 @@ class ProgressRows:
         self._heard = at
         if not complete or at < self._next or not self._trains:
             return None
-        row = self._sample(at)
-        self._next = at + (LOOK if row is None else EVERY)
-        return row
+        self._next = at + LOOK
+        self._look(at)
+        return self._row(at) if at - self._written >= EVERY else None
 
     def state(self, state: State, incident: int, result: str, at: float) -> list[Row]:
         """
@@ -96,11 +97,15 @@ class ProgressRows:
         """
         if (state, incident) == self._stand:
             return []
-        last = self._sample(self._heard) if self._trains and state not in TRAINING else None
+        last = None
+        if self._trains and state not in TRAINING:
+            self._look(self._heard)
+            last = self._row(at)
         self._stand = state, incident
         if state is not State.PAUSING:
             # a node may be lost, or go back to an earlier step: forget what it said before
-            self._nodes, self._sampled, self._next = {}, None, 0.0
+            self._nodes, self._seen, self._told = {}, None, None
+            self._next = self._written = 0.0
         row: Row = {"at": at, "state": str(state), "incident": incident}
         if result:
             row["result"] = result
@@ -110,15 +115,24 @@ class ProgressRows:
     def _trains(self) -> bool:
         return self._stand is not None and self._stand[0] in TRAINING
 
-    def _sample(self, at: float) -> Row | None:
+    def _look(self, at: float) -> None:
         if not self._nodes:
-            return None
+            return
         step = min(step for step, _ in self._nodes.values())
-        found = step, sum(number for _, number in self._nodes.values())
-        if found == self._sampled:
+        ranks = sum(number for _, number in self._nodes.values())
+        if self._seen is None or self._seen[:2] != (step, ranks):
+            self._seen = step, ranks, at
+
+    def _row(self, at: float) -> Row | None:
+        """
+        Return a row with what was seen, and the time at which it was first seen. Return None if the
+        last row has the same.
+        """
+        if self._seen is None or self._seen == self._told:
             return None
-        self._sampled = found
-        return {"at": at, "step": step, "ranks": found[1]}
+        self._told, self._written = self._seen, at
+        step, ranks, since = self._seen
+        return {"at": since, "step": step, "ranks": ranks}
 
 
 class ProgressFile:

@@ -24,9 +24,9 @@ KINDS = (TRAINING, AGAIN, INCIDENT, START, PAUSE, STANDING, END)
 for each strategy."""
 STILL_FACTOR = 10
 """Without a step for this many median step times, the job counts as standing still."""
-STILL_FLOOR = 5.0
+STILL_FLOOR = 2.0
 """Without a step for less than this many seconds, the job does not count as standing still: the rows
-about steps are up to a second apart."""
+about steps are a second apart."""
 LAST = ("dump", "exit")
 """The strategies that end the job."""
 
@@ -66,7 +66,8 @@ class Span:
 class Part:
     """
     A part of the time of a run. `strategy` is that of the incidents of the part; empty for other
-    kinds, and `unknown` where neither the report nor the story can be read.
+    kinds, `undecided` for an incident without a strategy yet, and `unknown` where neither the report
+    nor the story can be read.
     """
 
     kind: str
@@ -266,7 +267,7 @@ def _parts(
     times: dict[tuple[str, str], set[float]] = {}
     for span in spans:
         known = incidents.get(span.incident)
-        strategy = known.strategy if known is not None and known.strategy else "unknown"
+        strategy = "unknown" if known is None else known.strategy or "undecided"
         key = span.kind, strategy if span.kind == INCIDENT else ""
         seconds[key] = seconds.get(key, 0.0) + span.seconds
         times.setdefault(key, set()).add(span.start)

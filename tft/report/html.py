@@ -14,6 +14,7 @@ from tft.report.goodput import (
     AGAIN,
     END,
     INCIDENT,
+    LAST,
     PAUSE,
     STANDING,
     START,
@@ -309,8 +310,10 @@ def _incident(incident: Entry, *, pictured: bool) -> list[str]:
     took = [(name, s) for name in SECONDS if (s := incident["seconds"].get(name))]
     if took:
         rows = [(name, picture.SAID[name], seconds(spent)) for name, spent in took]
-        total = ("total", "from the fault to the first step of all ranks", "")
-        rows.append((*total[:2], seconds(incident["seconds"]["total"])))
+        ends = (
+            "the end of the job" if incident["strategy"] in LAST else "the first step of all ranks"
+        )
+        rows.append(("total", f"from the fault to {ends}", seconds(incident["seconds"]["total"])))
         lines.append(_table(("phase", "what happens", "time"), rows))
     tried = [f"{each['strategy']}: {each['why_not']}" for each in incident["tried"]]
     lines += _headed("Why no other strategy", tried)

@@ -123,6 +123,8 @@ def _signal(number: int) -> str:
 
 
 def _asked(incident: Entry) -> str:
+    if incident.get("open"):
+        return "no fault is known yet"
     if incident["strategy"] == "scale_out":
         return "ranks that had left could come back"
     return "the job was asked to end" if incident["strategy"] in ("dump", "exit") else "no fault"
