@@ -21,6 +21,8 @@ from tft.cli.main import tft
 TIMED = ROOT / "tests" / "e2e" / "timed_job.py"
 STEP = 0.03
 WORLD = 3
+SLACK, ONE = 0.05, 0.25
+"""Seconds by which times may differ, on average, and in one incident."""
 
 
 def reported(run_dir: Path, *options: str) -> dict[str, Any]:  # Any: JSON
@@ -55,6 +57,8 @@ class ByHand:
     """The seconds in which steps were computed whose results were kept: for each step, the time
     since the end of the step before or, if a rank was killed meanwhile, since the last rank has
     begun the step."""
+    longest: float
+    """The longest step that was not interrupted, in seconds."""
     last: float
     """The end of the last step."""
 
@@ -86,71 +90,106 @@ def by_hand(run_dir: Path, kills: Sequence[float]) -> ByHand:
         completed[step] = max(row["end"] for found in last for row in found)
         begun[step] = max(row["begin"] for found in last for row in found)
     steps = sorted(completed)
-    kept = completed[steps[0]] - begun[steps[0]]
+    kept, longest = completed[steps[0]] - begun[steps[0]], 0.0
     for before, step in pairwise(steps):
         struck = any(completed[before] - STEP < kill < completed[step] for kill in kills)
         # in a step that was interrupted, survivors wait for the rank that takes part last
-        kept += completed[step] - (begun[step] if struck else completed[before])
-    return ByHand(first=first, incidents=incidents, kept=kept, last=completed[steps[-1]])
+        took = completed[step] - (begun[step] if struck else completed[before])
+        kept, longest = kept + took, max(longest, 0.0 if struck else took)
+    return ByHand(
+        first=first, incidents=incidents, kept=kept, longest=longest, last=completed[steps[-1]]
+    )
 
 
-def agree(run_dir: Path, kills: int, began: float, took: float) -> None:
+def agree(run_dir: Path, strategies: Sequence[str], took: float) -> None:
     """
-    Check the goodput of a job with so many kills against that computed by hand.
+    Check the goodput of a job with one incident for each of the strategies against that computed by
+    hand. `took` is how long `tft run` took, in seconds.
 
-    The incidents are the same to 0.05 s each: the script and tft look at the clock one after the
-    other. Training is the same to two steps for each incident and for the start: the first step
-    counts to the incident, and the step that was interrupted to training.
+    The incidents are the same to SLACK, but one may differ by ONE on a busy machine: the script and
+    tft look at the clock one after the other. Training is the same as the sum of all kept steps but
+    for two steps for each incident and for the start: the first step counts to the incident, and the
+    step that was interrupted to training.
     """
     report = reported(run_dir)
     moments = [record["at"] for record in Outcome(code=0, output="", run_dir=run_dir).chaos()]
-    assert len(moments) == len(report["incidents"]) == kills
+    kills = len(strategies)
+    assert len(moments) == kills
     hand = by_hand(run_dir, moments)
     goodput = report["goodput"]
 
     assert sum(each["seconds"] for each in goodput["parts"]) == pytest.approx(goodput["seconds"])
-    assert [i["strategy"] for i in report["incidents"]] == ["recover"] * kills
+    assert [i["strategy"] for i in report["incidents"]] == [*strategies]
     totals = [incident["seconds"]["total"] for incident in report["incidents"]]
-    assert totals == pytest.approx(hand.incidents, abs=0.05)
-    assert part(goodput, "incident") == pytest.approx(sum(hand.incidents), abs=0.05 * kills)
+    assert totals == pytest.approx(hand.incidents, abs=ONE)
+    assert part(goodput, "incident") == pytest.approx(sum(hand.incidents), abs=SLACK * (kills + 4))
     training = hand.last - hand.first - sum(hand.incidents)
-    assert part(goodput, "training") == pytest.approx(training, abs=0.05 * (kills + 2))
-    assert part(goodput, "training") == pytest.approx(hand.kept, abs=2 * STEP * (kills + 2))
+    assert part(goodput, "training") == pytest.approx(training, abs=SLACK * (kills + 4))
+    steps = 2 * hand.longest * (kills + 1)
+    assert part(goodput, "training") == pytest.approx(hand.kept, abs=steps + SLACK * 4)
     # `tft run` starts the controller and waits for its end: that is not in the time of the run
-    assert began < report["runs"][0]["spans"][0]["start"] + began + took
-    assert 0 <= took - goodput["seconds"] < 5.0
-    assert goodput["share"] == pytest.approx(hand.kept / goodput["seconds"], abs=0.05)
+    assert 0 <= took - goodput["seconds"] < 10.0
 
 
-def struck(run_dir: Path, kills: int, every: int) -> None:
+def struck(run_dir: Path, strategies: Sequence[str], every: int) -> None:
     """
-    Train, kill a rank every so many steps, and check the goodput.
+    Train, make a fault every so many steps, and check the goodput. A fault is handled by a strategy:
+    a killed rank by `recover`, a rank that runs out of memory by `retry`.
     """
+    faults = {"recover": "kill:{},phase=between", "retry": "raise:{},phase=between,kind=memory"}
     specs = [
         word
-        for n in range(kills)
-        for word in ("--chaos", f"kill:rank={n % WORLD},step={every * (n + 1)},phase=between")
+        for n, strategy in enumerate(strategies)
+        for word in (
+            "--chaos",
+            faults[strategy].format(f"rank={n % WORLD},step={every * (n + 1)}"),
+        )
     ]
     began = time.monotonic()
     outcome = run(
         run_dir, "--adaptor", "fake", *specs, script=TIMED, nproc=WORLD,
-        arguments=(str(every * (kills + 1)), "--seconds", str(STEP)),
+        arguments=(str(every * (len(strategies) + 1)), "--seconds", str(STEP)),
     )  # fmt: skip
     assert outcome.code == 0, outcome.output
-    agree(run_dir, kills, began, time.monotonic() - began)
+    agree(run_dir, strategies, time.monotonic() - began)
 
 
 def test_goodput_is_that_computed_by_hand(tmp_path: Path) -> None:
     """When two ranks are killed, then the goodput of the report is that which follows from the times
     that the script has written itself."""
-    struck(tmp_path / "run", kills=2, every=25)
+    struck(tmp_path / "run", ("recover", "recover"), every=25)
 
 
 @pytest.mark.soak
 def test_goodput_of_ten_faults_is_that_computed_by_hand(tmp_path: Path) -> None:
-    """When ten ranks are killed one after another, then the goodput of the report is that which
-    follows from the times that the script has written itself."""
-    struck(tmp_path / "run", kills=10, every=60)
+    """When there are ten faults one after another, of two kinds, then the goodput of the report is
+    that which follows from the times that the script has written itself."""
+    struck(tmp_path / "run", ("recover", "recover", "retry", "recover", "recover") * 2, every=60)
+
+
+def test_steps_that_were_lost_are_those_computed_by_hand(tmp_path: Path) -> None:
+    """When wrong numbers take all ranks back to a checkpoint, then the time of the steps that were
+    computed twice, as the script has written them, counts as computed again."""
+    run_dir = tmp_path / "run"
+    outcome = run(
+        run_dir, "--adaptor", "fake", "--checkpoint-every", "30",
+        script=TIMED, nproc=WORLD,
+        arguments=("80", "--seconds", str(STEP), "--wrong", "1,55"),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.output
+    report = reported(run_dir)
+    twice = [
+        row
+        for path in run_dir.glob("times-rank0-*.jsonl")
+        for row in map(json.loads, path.read_text().splitlines())
+    ]
+    steps = [row["step"] for row in twice]
+    wasted = [
+        row["end"] - row["begin"] for n, row in enumerate(twice) if row["step"] in steps[n + 1 :]
+    ]
+    [incident] = report["incidents"]
+    assert incident["steps_lost"] == len(wasted) > 0
+    assert part(report["goodput"], "again") == pytest.approx(sum(wasted), rel=0.15)
 
 
 def test_killed_job_is_unfinished_until_it_is_resumed(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 A job whose script writes down itself when each step has begun and ended, so that the time that went
 into its steps can be computed without any record of tft.
 
-    timed_job.py STEPS [--seconds SECONDS]
+    timed_job.py STEPS [--seconds SECONDS] [--wrong RANK,STEP]
 
-Each process writes `times-rank{R}-{PID}.jsonl`, and keeps a row of each step that it has computed.
+With `--wrong`, a rank says once that its numbers are wrong since the last checkpoint. Each process writes `times-rank{R}-{PID}.jsonl`, and keeps a row of each step that it has computed.
 """
 
 import argparse
@@ -20,10 +20,20 @@ from tft.testing.adaptor import group
 parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
 parser.add_argument("--seconds", type=float, default=0.02)
+parser.add_argument("--wrong", default="")
 args = parser.parse_args()
 
 session = tft.init()
 times = Path(session.run_dir, f"times-rank{session.rank}-{os.getpid()}.jsonl")
+
+
+class Wrong(tft.TrainingFault):
+    """
+    A numeric error after which the numbers may be wrong on all ranks since the last update.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("wrong numbers", kind="numeric", polluted=True)
 
 
 class Numbers:
@@ -57,6 +67,10 @@ def train(session: tft.Session) -> None:
     """
     for step in session.steps(args.steps):
         begin = time.monotonic()
+        mark = Path(session.run_dir, "wrong")
+        if args.wrong == f"{session.rank},{step}" and not mark.exists():
+            mark.touch()
+            raise Wrong
         pause(args.seconds)
         total = group().add(float(step))
         with session.update():

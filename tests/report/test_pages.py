@@ -214,6 +214,18 @@ def test_damaged_records_are_said_and_left_out(run_dir: Path) -> None:
     tags(html(facts))
 
 
+def test_job_of_an_earlier_version_has_a_page_without_goodput(run_dir: Path) -> None:
+    """When there is no progress.jsonl, then the page has the incidents of the report, and says what
+    is missing."""
+    (run_dir / "progress.jsonl").unlink()
+    facts = gather(run_dir)
+    assert facts.goodput is None
+    assert len(facts.incidents) == 1
+    page = html(facts)
+    assert "there is no progress.jsonl" in page
+    assert "Goodput" not in page
+
+
 def test_controller_on_a_restarted_machine_goes_on_in_time(run_dir: Path) -> None:
     """When a controller goes on after its machine has restarted, so that CLOCK_MONOTONIC is lower,
     then the time of day tells how much later it is."""
