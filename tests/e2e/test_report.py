@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from tests.e2e.conftest import FAKE
 from tests.e2e.jobs import ROOT, Outcome, job, run, strike, until
 from tft.cli.main import tft
+from tft.report.facts import gather
+from tft.report.html import html
 
 TIMED = ROOT / "tests" / "e2e" / "timed_job.py"
 STEP = 0.03
@@ -194,10 +196,13 @@ def test_steps_that_were_lost_are_those_computed_by_hand(tmp_path: Path) -> None
 
 def test_killed_job_is_unfinished_until_it_is_resumed(tmp_path: Path) -> None:
     """When a job runs, its controller is restarted, and then the whole job is killed, then the report
-    says so each time. When the job is resumed, then the steps after the checkpoint count as computed
-    again, and the report has both runs."""
+    says so each time, and has the incident from the story. When the job is resumed, then the steps
+    after the checkpoint count as computed again, and the report has both runs."""
     run_dir = tmp_path / "run"
-    options = ("--adaptor", "fake", "--checkpoint-every", "20")
+    kills = [
+        word for step in (30, 100) for word in ("--chaos", f"kill:rank=1,step={step},phase=between")
+    ]
+    options = ("--adaptor", "fake", "--checkpoint-every", "20", *kills)
     arguments = ("120", "--seconds", "0.02")
     with job(run_dir, *options, script=FAKE, arguments=arguments, nproc=2) as running:
         progress = run_dir / "progress.jsonl"
@@ -212,6 +217,7 @@ def test_killed_job_is_unfinished_until_it_is_resumed(tmp_path: Path) -> None:
     killed = reported(run_dir)
     assert (killed["result"], killed["over"]) == ("unfinished", False)
     assert "step-000000" in killed["checkpoint"]
+    assert [each["strategy"] for each in killed["incidents"]] == ["recover"]
     assert any("--resume" in advice for advice in killed["next"])
 
     outcome = run(run_dir, *options, "--resume", script=FAKE, arguments=arguments, nproc=2)
@@ -220,6 +226,11 @@ def test_killed_job_is_unfinished_until_it_is_resumed(tmp_path: Path) -> None:
     first, second = resumed["runs"]
     assert (resumed["result"], resumed["steps"]) == ("completed", 120)
     assert (first["controllers"], first["ended"], second["ended"]) == (2, False, True)
+    # a run that was killed has no report, so the next one counts its incidents from 1 again
+    assert (first["incidents"], second["incidents"]) == ([1], [1])
+    assert [each["run"] for each in resumed["incidents"]] == [1, 2]
+    page = html(gather(run_dir))
+    assert page.count('id="incident-1-1"') == page.count('id="incident-2-1"') == 1
     again = max(0, first["last_step"] - second["from_step"])
     times = {each["kind"]: each["times"] for each in first["goodput"]["parts"]}
     assert times["again"] == again

@@ -127,9 +127,10 @@ def test_page_needs_nothing_from_outside(run_dir: Path) -> None:
     targets = {
         value for _, attrs in found for key, value in attrs.items() if key in ("href", "src")
     }
-    ids = {f"#{attrs['id']}" for _, attrs in found if attrs.get("id")}
+    ids = [f"#{attrs['id']}" for _, attrs in found if attrs.get("id")]
     assert targets
-    assert targets <= ids
+    assert targets <= set(ids)
+    assert len(set(ids)) == len(ids)
 
 
 def test_page_says_what_happened(run_dir: Path) -> None:
@@ -144,7 +145,8 @@ def test_page_says_what_happened(run_dir: Path) -> None:
         "incidents: recover",
         "Checkpoints that could not be written",
         "rank_slow: rank &lt;u&gt;3&lt;/u&gt;",
-        "1970-01-01 00:16:40 UTC",
+        "1970-01-01 00:16:40 UTC",  # the begin of the run
+        "1970-01-01 00:16:49 UTC",  # the incident
     ):
         assert text in page, text
     assert page.count("<svg") == 4

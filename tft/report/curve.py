@@ -23,12 +23,14 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """
-    An incident on the axis: from where to where, its number, and its sentence.
+    An incident on the axis: from where to where, its number, the place on the page to which it
+    leads, and its sentence.
     """
 
     start: float
     end: float
     number: int
+    anchor: str
     text: str
 
 
@@ -110,7 +112,7 @@ def _mark(mark: Mark, start: float, end: float, *, few: bool) -> str:
         else ""
     )
     return (
-        f'<a href="#incident-{mark.number}"><title>{escape(mark.text)}</title>'
+        f'<a href="#{mark.anchor}"><title>{escape(mark.text)}</title>'
         f'<rect x="{start:.1f}" y="{TOP}" width="{max(2.0, end - start):.1f}" height="{HEIGHT}" '
         f'fill="{MARK}" opacity="0.6"/>{label}</a>'
     )

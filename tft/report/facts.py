@@ -112,23 +112,12 @@ def gather(run_dir: Path) -> Facts:
         )
     over = bool(read.report)
     running = not over and any(in_use(run_dir, node) for node in (0, -1))
-    of_runs = _incidents(read)
     steps = int(read.report.get("steps", read.runs[-1].step if read.runs else 0))
     runs = tuple(
-        RunFacts(
-            progress=run,
-            last_step=steps if place == len(read.runs) - 1 else run.step,
-            incidents=tuple(incidents),
-            goodput=goodput.goodput(
-                run,
-                {each["id"]: _known(each) for each in incidents},
-                _until(read, place, running=running),
-                continued_from=_continued_from(read.runs, place),
-            ),
-        )
-        for place, (run, incidents) in enumerate(zip(read.runs, of_runs, strict=True))
+        _run(read, place, incidents, steps=steps, running=running)
+        for place, incidents in enumerate(_incidents(read))
     )
-    incidents = [each for run in of_runs for each in run]
+    incidents = [each for run in runs for each in run.incidents]
     if not runs:
         incidents = read.report.get("incidents") or _story_incidents(read, None)
     result = str(read.report.get("result") or (RUNNING if running else UNFINISHED))
@@ -145,6 +134,31 @@ def gather(run_dir: Path) -> Facts:
         report=read.report,
         losses=tuple(_losses(run_dir)),
         notes=tuple(dict.fromkeys(read.notes)),
+    )
+
+
+def _run(
+    read: _Read, place: int, incidents: Sequence[Entry], *, steps: int, running: bool
+) -> RunFacts:
+    """
+    Return one run. `steps` is the last step of the job. Each incident gets the keys `run`, the number
+    of the run from 1, and `began_unix`, the time of its fault in seconds since 1970.
+    """
+    run = read.runs[place]
+    result = goodput.goodput(
+        run,
+        {each["id"]: _known(each) for each in incidents},
+        _until(read, place, running=running),
+        continued_from=_continued_from(read.runs, place),
+    )
+    starts = {span.incident: run.unix + span.start for span in reversed(result.spans)}
+    return RunFacts(
+        progress=run,
+        last_step=steps if place == len(read.runs) - 1 else run.step,
+        goodput=result,
+        incidents=tuple(
+            {**each, "run": place + 1, "began_unix": starts.get(each["id"])} for each in incidents
+        ),
     )
 
 

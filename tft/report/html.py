@@ -4,7 +4,6 @@ texts are escaped, because evidence is text of the user's script.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from html import escape
 
 from tft.core.job.incident_report import SECONDS
@@ -27,6 +26,7 @@ from tft.report.progress import Sample, least_ranks
 from tft.report.sentences import (
     ending,
     incident_sentence,
+    moment,
     next_steps,
     part_name,
     part_times,
@@ -152,11 +152,10 @@ def _job(facts: Facts) -> list[tuple[str, ...]]:
 
 
 def _run(run: RunFacts) -> str:
-    began = datetime.fromtimestamp(run.progress.unix, UTC)
     ranks, least = run.progress.world, least_ranks(run.progress.samples)
     steps = f"steps {run.progress.from_step + 1} to {run.last_step}"
     parts = [
-        f"began {began:%Y-%m-%d %H:%M:%S} UTC",
+        f"began {moment(run.progress.unix)}",
         f"took {seconds(run.goodput.wall)}",
         f"{ranks} ranks",
         steps if run.last_step > run.progress.from_step else "no steps",
@@ -240,7 +239,13 @@ def _curves(facts: Facts) -> list[str]:
                 "the range of the values. Marks are incidents, with their numbers.</p>"
             )
     marks = [
-        curve.Mark(start=i["step"], end=i["step"], number=i["id"], text=incident_sentence(i))
+        curve.Mark(
+            start=i["step"],
+            end=i["step"],
+            number=i["id"],
+            anchor=_anchor(i),
+            text=incident_sentence(i),
+        )
         for i in facts.incidents
         if i["step"] is not None
     ]
@@ -267,16 +272,17 @@ def _shifted(run: RunFacts) -> list[Sample]:
 
 
 def _marks(run: RunFacts) -> list[curve.Mark]:
-    texts = {incident["id"]: incident_sentence(incident) for incident in run.incidents}
+    spans = {span.incident: span for span in run.goodput.spans if span.incident}
     return [
         curve.Mark(
-            start=span.start,
-            end=span.end,
-            number=span.incident,
-            text=texts.get(span.incident, f"incident {span.incident}"),
+            start=spans[each["id"]].start,
+            end=spans[each["id"]].end,
+            number=each["id"],
+            anchor=_anchor(each),
+            text=incident_sentence(each),
         )
-        for span in run.goodput.spans
-        if span.incident
+        for each in run.incidents
+        if each["id"] in spans
     ]
 
 
@@ -287,6 +293,8 @@ def _incidents(facts: Facts) -> list[str]:
     lines = ['<section aria-labelledby="incidents">', '<h2 id="incidents">Incidents</h2>']
     if not facts.incidents:
         return [*lines, "<p>None.</p>", "</section>"]
+    if len(facts.incidents) > 1:
+        lines.append(_table(("incident", "when", "what happened"), map(_line, facts.incidents)))
     longest = sorted(
         range(len(facts.incidents)), key=lambda place: -facts.incidents[place]["seconds"]["total"]
     )
@@ -298,12 +306,24 @@ def _incidents(facts: Facts) -> list[str]:
     return [*lines, "</section>"]
 
 
+def _line(incident: Entry) -> tuple[str, ...]:
+    number, when = incident["id"], moment(incident.get("began_unix"))
+    link = f'<a href="#{_anchor(incident)}">{number}</a>'
+    return link, when, escape(incident_sentence(incident))
+
+
+def _anchor(incident: Entry) -> str:
+    # a run that was killed has no report, and the next run counts its incidents from 1 again
+    return f"incident-{incident.get('run', 1)}-{incident['id']}"
+
+
 def _incident(incident: Entry, *, pictured: bool) -> list[str]:
-    number = incident["id"]
+    number, anchor = incident["id"], _anchor(incident)
     lines = [
-        f'<article class="incident" id="incident-{number}" aria-labelledby="title-{number}">',
-        f'<h3 id="title-{number}">Incident {number}</h3>',
+        f'<article class="incident" id="{anchor}" aria-labelledby="title-{anchor}">',
+        f'<h3 id="title-{anchor}">Incident {number}</h3>',
         f"<p>{escape(incident_sentence(incident))}</p>",
+        f'<p class="soft">{moment(incident.get("began_unix"))}</p>',
     ]
     if pictured and incident["phases"]:
         lines.append(_wide(picture.drawn(incident), f"The phases of incident {number}, by rank"))

@@ -11,6 +11,7 @@ from tft.report.goodput import Goodput
 from tft.report.sentences import (
     ending,
     incident_sentence,
+    moment,
     next_steps,
     part_name,
     part_times,
@@ -65,6 +66,8 @@ def _goodput(goodput: Goodput, runs: int) -> list[str]:
 
 def _incident(incident: Entry) -> list[str]:
     lines = [f"### Incident {incident['id']}", "", _text(incident_sentence(incident)), ""]
+    if when := moment(incident.get("began_unix")):
+        lines += [when, ""]
     lines += _listed(
         "Why no other strategy", (f"{t['strategy']}: {t['why_not']}" for t in incident["tried"])
     )

@@ -5,6 +5,7 @@ Sentences of a report: what happened in an incident, how the job ended, and what
 import re
 import signal
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tft.replay.sentences import ranks_of
@@ -74,6 +75,13 @@ def seconds(value: float | None) -> str:
     if minutes < 120:
         return f"{minutes} min {left} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(unix: float | None) -> str:
+    """
+    Return a time of day, given in seconds since 1970; empty if it is not known.
+    """
+    return "" if unix is None else f"{datetime.fromtimestamp(unix, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def incident_sentence(incident: Entry) -> str:
