@@ -77,7 +77,8 @@ svg text { fill: var(--text) }
 pre { background: var(--card); padding: .6rem; overflow-x: auto; font-size: .85rem;
   white-space: pre-wrap }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; color: #000; background: #fff }
-  .skip { display: none } .incident { break-inside: avoid-page } .wide svg { min-width: 0 }
+  .skip { display: none } .wide, tr, li { break-inside: avoid } h2, h3, h4 { break-after: avoid }
+  .wide svg { min-width: 0 } .key { print-color-adjust: exact }
   pre { white-space: pre-wrap } }
 """
 
