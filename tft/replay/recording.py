@@ -244,6 +244,44 @@ class _Line(
     then: str | None = None
 
 
+class StoryReader:
+    """
+    Reads a story while a controller writes it: each call of `news` returns what was added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._lines = 0
+
+    def news(self) -> list[Opened | StoryEvent]:
+        """
+        Return the complete lines that were added since the last call. The beginning of a run is an
+        `Opened`. Return nothing while there is no story.
+
+        Raises `StoryCorrupt` if a line is damaged, and `UsageError` if another version of tft has
+        written it.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        found: list[Opened | StoryEvent] = []
+        for text in whole.split(b"\n")[:-1]:
+            name = str(self._path)
+            line = _line(text, self._lines + 1, name)
+            self._lines += 1
+            if line.kind == "Opened":
+                found.append(_opened(line, name))
+            else:
+                found.append(StoryEvent(line=line.n, event=_event(line, name), then=line.then))
+        self._read += len(whole)
+        return found
+
+
 def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | None:
     """
     Return the arguments of the job machine and the events of the last run in the story file `path`.
