@@ -19,6 +19,9 @@ _APART = {
     "replicas": "replicas",
     "checkpoint": "checkpoints",
     "verify": "verify",
+    "status": "status",
+    "top": "top",
+    "jobs": "jobs",
 }
 """The commands that have a module of their own: maps the name of each command to the name of its
 module in `tft.cli`. All other commands are in `tft.cli.commands`."""
@@ -31,11 +34,12 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        jobs, parts = (
-            ["run", "verify", "pause", "resume", "dump", "report"],
+        jobs, looks, parts = (
+            ["run", "verify", "pause", "resume", "dump"],
+            ["status", "top", "jobs", "report"],
             ["lead", "broker", "controller", "agent"],
         )
-        return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
+        return [*jobs, *looks, *parts, "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

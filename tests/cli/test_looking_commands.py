@@ -1,0 +1,69 @@
+"""
+The commands that look, without a job: what they refuse, and that they cost `tft run` nothing.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def tft(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """
+    Run a `tft` command in a folder.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "tft", *words],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("status", "--run-dir", "nowhere"), "there is no such directory"),
+        (("status", "--run-dir", "."), "this directory has no file job.json"),
+        (("top", "--run-dir", ".", "--json"), "this directory has no file job.json"),
+        (("jobs",), "there is no directory tft-runs"),
+    ],
+)
+def test_wrong_directory_is_refused_in_one_sentence(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    """When a command is given a directory in which no job has run, then one sentence says so, and
+    the exit code is 2."""
+    done = tft(tmp_path, *words)
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert sentence in done.stderr
+
+
+def test_run_imports_nothing_of_these_commands(tmp_path: Path) -> None:
+    """When `tft run` is made, then no module of a command that looks is imported."""
+    code = (
+        "import sys, click; from tft.cli.main import tft\n"
+        "tft.get_command(click.Context(tft), 'run')\n"
+        "rooms = ('tft.cli', 'tft.replay', 'tft.launcher.records', 'rich.live')\n"
+        "print(*(m for m in sys.modules if m.startswith(rooms)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert set(done.stdout.split()) == {"tft.cli", "tft.cli.main", "tft.cli.commands"}
+
+
+def test_top_without_rich_says_what_to_install(tmp_path: Path) -> None:
+    """When rich is not installed, then `tft top` is refused, and the sentence names the extra."""
+    code = (
+        "import sys; from tft.cli.main import main\n"
+        "sys.modules['rich.console'] = None\n"  # as Python marks a module that cannot be imported
+        "sys.argv = ['tft', 'top', '--run-dir', '.']\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "pip install 'tft-bus[terminal]'" in done.stderr
+    assert "`tft status --run-dir .`" in done.stderr

@@ -1,0 +1,232 @@
+"""
+The commands that look at jobs, on a real job: `tft status`, `tft top` and `tft jobs`.
+"""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import FAKE
+from tests.e2e.jobs import ROOT, Job, job, reached, strike, until
+
+LONG = ("100000", "--seconds", "0.02")
+"""The arguments of a job that does not end by itself."""
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def tft(*words: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """
+    Run a `tft` command without a terminal.
+    """
+    command = [sys.executable, "-m", "tft", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def facts(run_dir: Path) -> dict[str, Any]:  # Any: JSON
+    """
+    Return what `tft status --json` says of a job that answers.
+    """
+    done = tft("status", "--run-dir", str(run_dir), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """
+    Return a job with three ranks that trains until the end of this file.
+    """
+    run_dir = tmp_path_factory.mktemp("looks") / "run"
+    with job(run_dir, "--adaptor", "fake", script=FAKE, arguments=LONG, nproc=3) as started:
+        until(reached(started, 5), "step 5")
+        yield started
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """
+    Start a `tft` command in a terminal of 80 columns and 24 lines, and yield it with the terminal's
+    other end.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tft", *words],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(ours)
+
+
+def shown(ours: int, word: str = "") -> str:
+    """
+    Return what a terminal shows, without control sequences: until `word` has come, or until the
+    command has ended.
+    """
+    text = ""
+    while not word or word not in text:
+        try:
+            text += os.read(ours, 65536).decode(errors="replace")
+        except OSError:  # the last process has closed the terminal
+            break
+    return CONTROL.sub("", text).replace("\r", "")
+
+
+def test_status_says_where_the_ranks_of_a_job_are(running: Job) -> None:
+    """When a job trains, then its status has the step, the step time, the parts and the processes
+    of its ranks."""
+    told = facts(running.run_dir)
+
+    assert (told["state"], told["incidents"], told["open_incident"]) == ("healthy", 0, None)
+    assert told["slowest"]["step"] >= 5
+    assert told["step_seconds"] >= 0.02
+    assert told["parts"]["broker"]["answers"]
+    assert told["parts"]["controller"] == {"answers": True, "epoch": 1}
+    [node] = told["parts"]["nodes"]
+    assert (node["answers"], node["ranks"], node["pid"]) == (
+        True,
+        [0, 1, 2],
+        running.pid("agent-0"),
+    )
+    pids = [running.pid(f"rank-{rank}") for rank in range(3)]
+    assert [each["pid"] for each in told["ranks"]] == pids
+    assert told["missing_ranks"] == []
+
+
+def test_stopped_rank_is_named_at_once(running: Job) -> None:
+    """When the process of a rank is stopped, then the next line of `tft top` says so, before the
+    job has noticed."""
+    pid = running.pid("rank-1")
+    command = [sys.executable, "-m", "tft", "top", "--run-dir", str(running.run_dir), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        try:
+            assert top.stdout is not None
+            assert [each["stopped"] for each in json.loads(top.stdout.readline())["ranks"]] == [
+                *3 * [False]
+            ]
+            os.kill(pid, signal.SIGSTOP)
+            for line in top.stdout:
+                told = json.loads(line)
+                if any(each["stopped"] for each in told["ranks"]):
+                    break
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            top.kill()
+
+    assert [each["pid"] for each in told["ranks"] if each["stopped"]] == [pid]
+    assert told["state"] == "healthy"
+
+
+def test_jobs_lists_the_run_with_its_state_and_step(running: Job) -> None:
+    """When a run is running, then the list of runs has what its job does, and its step."""
+    done = tft("jobs", str(running.run_dir.parent), "--json")
+
+    [run] = json.loads(done.stdout)
+    assert (run["state"], run["doing"], run["incidents"]) == ("running", "healthy", 0)
+    assert run["steps"] >= 5
+    assert run["processes"]["run"] == running.process.pid
+
+
+def test_top_is_left_with_control_c(running: Job) -> None:
+    """When Ctrl-C is pressed, then `tft top` exits with 0. Until then it shows the job in 80
+    columns."""
+    with terminal("top", "--run-dir", str(running.run_dir)) as (process, ours):
+        text = shown(ours, "Ctrl-C leaves")
+        process.send_signal(signal.SIGINT)
+        shown(ours)
+        assert process.wait(20) == 0
+
+    drawn = text.splitlines()
+    assert max(map(len, drawn)) <= 80
+    assert any(line.startswith("healthy") for line in drawn)
+    assert any(line.split()[:2] == ["2", "0"] for line in drawn)
+
+
+def test_top_without_a_terminal_is_refused(running: Job) -> None:
+    """When the output is no terminal, then `tft top` is refused, and names the command for one
+    look."""
+    done = tft("top", "--run-dir", str(running.run_dir))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "draws in a terminal" in done.stderr
+    assert f"use `tft status --run-dir {running.run_dir}`" in done.stderr
+
+
+def test_incident_is_described_when_it_is_over(running: Job) -> None:
+    """When a rank was killed and replaced, then `tft top` describes the incident, and shows the new
+    process of the rank."""
+    command = [sys.executable, "-m", "tft", "top", "--run-dir", str(running.run_dir), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        try:
+            assert top.stdout is not None
+            assert json.loads(top.stdout.readline())["incidents"] == 0
+            strike(running, "rank-2")
+            for line in top.stdout:
+                told = json.loads(line)
+                if told["last_incident"] and told["state"] == "healthy":
+                    break
+        finally:
+            top.kill()
+
+    incident = told["last_incident"]
+    assert (told["incidents"], told["open_incident"], incident["strategy"]) == (1, None, "recover")
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("process", 2)]
+    assert told["ranks"][2]["pid"] == running.pid("rank-2")
+    assert told["ranks"][2]["incarnation"] == 1
+
+
+def test_looks_end_with_the_job(tmp_path: Path) -> None:
+    """When the job ends, then `tft top` prints its result and exits with 0. `tft status` then says
+    how the job ended, and how to go on."""
+    run_dir = tmp_path / "run"
+    with job(run_dir, "--adaptor", "fake", script=FAKE, arguments=LONG, nproc=2) as running:
+        until(reached(running, 5), "step 5")
+        command = [sys.executable, "-m", "tft", "top", "--run-dir", str(run_dir), "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+            assert top.stdout is not None
+            assert json.loads(top.stdout.readline())["state"] == "healthy"
+            running.process.send_signal(signal.SIGTERM)
+            *_, last = top.stdout.read().splitlines()
+        assert running.end().code == 143
+
+    assert top.returncode == 0
+    assert (json.loads(last)["state"], json.loads(last)["result"]) == ("over", "cancelled")
+    told = facts(run_dir)
+    assert (told["exit_code"], told["incidents"]) == (143, 1)
+    assert f"--run-dir {run_dir} --resume continues from {run_dir}" in told["advice"]
+
+
+def test_status_of_a_killed_job_says_what_is_left(tmp_path: Path) -> None:
+    """When all processes of a job were killed, then the exit code of the status is 4, and one
+    sentence says what was found."""
+    run_dir = tmp_path / "run"
+    with job(run_dir, "--adaptor", "fake", script=FAKE, arguments=LONG, nproc=2) as running:
+        until(reached(running, 5), "step 5")
+    done = tft("status", "--run-dir", str(run_dir))
+
+    assert running.process.returncode == -signal.SIGKILL
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+    assert "has ended without a report" in done.stderr
+    [run] = json.loads(tft("jobs", str(tmp_path), "--json").stdout)
+    assert (run["state"], run["doing"]) == ("ended without a report", None)

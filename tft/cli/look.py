@@ -1,0 +1,242 @@
+"""
+A look at a running job: listens to what its controller and its agents say anyway, for a short time,
+and says where each rank stands. `tft status`, `tft top` and `tft jobs` use it.
+
+The job does not notice more of a look than of `tft pause`: the controller sends one more `Lead`.
+"""
+
+import asyncio
+import re
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from tft.bus.base import Bus, Heard, Malformed, NotLetIn
+from tft.bus.zeromq import open_bus
+from tft.clock import SystemClock
+from tft.core.job.transitions import State
+from tft.launcher.run_directory import JobThere
+from tft.protocol.messages import Beat, Envelope, Lead, Pulse
+from tft.protocol.topics import BEATS, ORDERS, presence
+
+FRESH = 3.0
+"""Seconds without a message after which a part counts as silent. An agent sends ten heartbeats in a
+second, and a controller a `Lead` each second."""
+_SPAN = 10.0
+"""Step times are means over the steps of the last so many seconds."""
+_REACHES = 0.5  # seconds between two looks at the connection to the broker
+_HEALTHY = str(State.HEALTHY)
+_RANK = re.compile(r"rank\.(\d+)/(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeen:
+    """
+    What a look knows of one rank.
+    """
+
+    node: int
+    pulse: Pulse
+    """The newest status of the rank."""
+    standstill: float
+    """Seconds since the last progress of the training thread, on the clock of the rank's node."""
+    step_seconds: float | None
+    """The mean time of the last steps in seconds. None: no step has ended during the look."""
+
+
+class Watch:
+    """
+    What a look has heard of a job until now.
+    """
+
+    def __init__(self) -> None:
+        self.lead: Lead | None = None
+        """The newest `Lead` of the controller with the highest epoch."""
+        self.broker = False
+        """True while this process is connected to the broker."""
+        self.odd = ""
+        """The last sentence about a refused connection or a message that is not understood."""
+        self.news = asyncio.Event()
+        """Set whenever a message of the job arrives."""
+        self._clock = SystemClock()
+        self._led = 0.0
+        self._beats: dict[int, tuple[Beat, float]] = {}
+        self._counts: dict[int, int] = {}
+        self._steps: dict[int, deque[tuple[int, float]]] = {}
+
+    # ------------------------------------------------------------ what is heard
+
+    def heard(self, envelope: Envelope) -> None:
+        """
+        Take a message of the job.
+        """
+        self.news.set()
+        match envelope.message:
+            case Lead() as lead:
+                if self.lead is None or lead.epoch >= self.lead.epoch:
+                    self.lead, self._led = lead, self._clock.now()
+                    if lead.state != _HEALTHY:
+                        self._steps.clear()  # the time of an incident is not that of a step
+            case Beat() as beat:
+                self._beats[beat.node] = (beat, self._clock.now())
+                self._counts[beat.node] = self._counts.get(beat.node, 0) + 1
+                for pulse in beat.pulses:
+                    self._mark(pulse)
+            case _:
+                pass
+
+    def _mark(self, pulse: Pulse) -> None:
+        """
+        Keep the time at which a step of a rank ended. It is known exactly: while no window is open,
+        `moved` is the time at which the last window closed.
+        """
+        calm = self.lead is None or self.lead.state == _HEALTHY
+        if pulse.position.window or not pulse.training or not calm:
+            return
+        steps = self._steps.setdefault(pulse.rank, deque())
+        if steps and pulse.position.step < steps[-1][0]:
+            steps.clear()  # the job has gone back
+        if not steps or pulse.position.step > steps[-1][0]:
+            steps.append((pulse.position.step, pulse.moved))
+        while len(steps) > 2 and pulse.moved - steps[0][1] > _SPAN:
+            steps.popleft()
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def leads(self) -> bool:
+        """
+        Return whether a controller has said lately that it leads the job.
+        """
+        return self.lead is not None and self._clock.now() - self._led <= FRESH
+
+    @property
+    def state(self) -> str:
+        """
+        The state of the job; empty if no controller has said it lately.
+        """
+        return self.lead.state if self.lead is not None and self.leads else ""
+
+    def nodes(self) -> set[int]:
+        """
+        Return the nodes whose agents have sent a heartbeat lately.
+        """
+        now = self._clock.now()
+        return {node for node, (_, at) in self._beats.items() if now - at <= FRESH}
+
+    def ranks(self) -> dict[int, RankSeen]:
+        """
+        Return what is known of each rank on a node that answers.
+        """
+        found: dict[int, RankSeen] = {}
+        for node in self.nodes():
+            beat, _ = self._beats[node]
+            for pulse in beat.pulses:
+                seen = found.get(pulse.rank)
+                if seen is None or seen.pulse.incarnation <= pulse.incarnation:
+                    found[pulse.rank] = RankSeen(
+                        node=node,
+                        pulse=pulse,
+                        standstill=max(0.0, beat.at - pulse.moved) if pulse.moved else 0.0,
+                        step_seconds=self._step_seconds(pulse.rank),
+                    )
+        return dict(sorted(found.items()))
+
+    def pids(self) -> dict[tuple[int, int], int]:
+        """
+        Return the pids of the processes that the controller has heard and that are connected, by
+        rank and incarnation.
+        """
+        names = () if self.lead is None else self.lead.heard
+        found = [_RANK.fullmatch(name) for name in names]
+        return {(int(m[1]), int(m[2])): int(m[3]) for m in found if m is not None}
+
+    def complete(self, nodes: Collection[int], *, steps: bool) -> bool:
+        """
+        Return whether everything is known: a controller leads, and each of `nodes` has sent a
+        heartbeat. With `steps`, each of them must have sent two, and each rank of a healthy job
+        must have ended two steps, so that the time of a step is known.
+        """
+        if self.lead is None or any(self._counts.get(node, 0) < 1 + steps for node in nodes):
+            return False
+        if self.state != _HEALTHY or not steps:
+            return True
+        return all(seen.step_seconds is not None for seen in self.ranks().values())
+
+    def _step_seconds(self, rank: int) -> float | None:
+        steps = self._steps.get(rank)
+        if not steps or len(steps) < 2:
+            return None
+        (first, began), (last, ended) = steps[0], steps[-1]
+        return (ended - began) / (last - first)
+
+
+@asynccontextmanager
+async def watching(there: JobThere) -> AsyncIterator[Watch]:
+    """
+    Listen to a job while the context is open. Raises `UsageError` if the broker's address or the
+    keys of the job cannot be used.
+    """
+    # the controller knows the commands of an operator by this name, and answers them at once
+    sender = f"ask.{secrets.token_hex(4)}"
+    watch = Watch()
+    async with open_bus(
+        there.broker, job=there.job, sender=sender, topics=[ORDERS, BEATS], curve=there.curve
+    ) as bus:
+        # no `TaskGroup`: it would wrap an error of the caller, such as `UsageError`, in a group
+        duties = [
+            asyncio.create_task(_listen(bus, watch)),
+            asyncio.create_task(_reach(bus, sender, watch)),
+        ]
+        try:
+            yield watch
+        finally:
+            for duty in duties:
+                duty.cancel()
+            await asyncio.wait(duties)
+        for duty in duties:
+            if not duty.cancelled():
+                duty.result()  # raises what has ended it
+
+
+async def look(
+    watch: Watch, nodes: Collection[int], least: float, most: float, *, steps: bool = True
+) -> None:
+    """
+    Listen for at least `least` seconds, and at most `most`: until everything is known of a job with
+    these nodes (see `Watch.complete`).
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most):
+            await asyncio.sleep(least)
+            while not watch.complete(nodes, steps=steps):
+                watch.news.clear()
+                await watch.news.wait()
+
+
+async def _listen(bus: Bus, watch: Watch) -> None:
+    while True:
+        match await bus.receive():
+            case Heard(envelope=envelope):
+                watch.heard(envelope)
+            case Malformed(why=why) | NotLetIn(why=why):
+                watch.odd = why
+            case _:
+                pass
+
+
+async def _reach(bus: Bus, sender: str, watch: Watch) -> None:
+    """
+    Keep `watch.broker` up to date. The broker tells each participant of its own subscription, and
+    this notice is void when the connection to the broker ends.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(FRESH):
+                await bus.listened(presence(sender))
+            watch.broker = True
+            await asyncio.sleep(_REACHES)
+        except TimeoutError:
+            watch.broker = False

@@ -1,0 +1,194 @@
+"""
+What an operator is told of a job: facts for programs, and which ranks stand out. The facts come
+from the records of the run, from its story, and from a look at the running job.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tft.cli.look import RankSeen, Watch
+from tft.launcher.records import Records
+from tft.replay.following import StoryFollower
+from tft.stopped import is_stopped
+
+_BEHIND = 2
+"""Steps that a rank must be behind the fastest to stand out. Nodes do not send their heartbeats at
+the same moment, so a difference of one step means nothing."""
+_STANDS = 1.0
+"""Seconds without progress, or behind the fastest rank, below which no rank stands out."""
+_STEPS = 3
+"""A rank stands out that has made no progress for so many steps, while another rank has."""
+
+Facts = dict[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """
+    Everything that is known of a running job.
+    """
+
+    records: Records
+    watch: Watch
+    story: StoryFollower
+    now: float
+    """The time in seconds (CLOCK_MONOTONIC)."""
+
+    def expected_nodes(self) -> set[int]:
+        """
+        Return the nodes that take part, as far as this is known.
+        """
+        if self.story.nodes:
+            return set(self.story.nodes)
+        return set(range(int(self.records.settings["nnodes"])))
+
+
+def running(situation: Situation) -> Facts:
+    """
+    Return the facts of a running job, as `tft status --json` prints them.
+    """
+    watch, story, records = situation.watch, situation.story, situation.records
+    pids = {**story.pids, **watch.pids()}
+    ranks = [_rank(seen, pids, records) for seen in watch.ranks().values()]
+    members = story.members or frozenset(range(records.world))
+    training = [each for each in ranks if each["rank"] in members]
+    slowest = min(training, key=lambda each: (each["step"], each["rank"]), default=None)
+    fastest = max(training, key=lambda each: (each["step"], -each["rank"]), default=None)
+    times = sorted(each["step_seconds"] for each in training if each["step_seconds"] is not None)
+    incidents = story.count
+    if story.failure and watch.lead is not None:
+        incidents = watch.lead.incident
+    return {
+        "run_dir": str(records.run_dir),
+        "job": records.there.job,
+        "command": list(records.command),
+        "began": records.began,
+        "state": watch.state or "unknown",
+        "slowest": slowest and {"rank": slowest["rank"], "step": slowest["step"]},
+        "fastest": fastest and {"rank": fastest["rank"], "step": fastest["step"]},
+        "step_seconds": times[len(times) // 2] if times else None,
+        "seconds_since_progress": min(
+            (each["seconds_since_progress"] for each in training), default=None
+        ),
+        "incidents": incidents,
+        "open_incident": _open(situation),
+        "last_incident": story.described(story.closed[-1]) if story.closed else None,
+        "parts": _parts(situation),
+        "ranks": ranks,
+        "missing_ranks": sorted(members - {each["rank"] for each in ranks}),
+        "ranks_left_out": sorted(set(range(records.world)) - members),
+        "story_failure": story.failure,
+    }
+
+
+def over(records: Records) -> Facts:
+    """
+    Return the facts of a run that has ended, as `tft status --json` prints them.
+    """
+    report = records.report or {}
+    incidents = report.get("incidents", [])
+    return {
+        "run_dir": str(records.run_dir),
+        "job": records.there.job,
+        "command": list(records.command),
+        "began": records.began,
+        "state": "over",
+        "result": records.result,
+        "why": report.get("why", ""),
+        "exit_code": report.get("exit_code"),
+        "steps": report.get("steps"),
+        "incidents": len(incidents),
+        "last_incident": incidents[-1] if incidents else None,
+        "advice": records.advice(),
+    }
+
+
+def standing_out(facts: Facts) -> list[tuple[int, str]]:
+    """
+    Return the ranks of a running job that an operator should look at, each with the reason.
+    """
+    found = [(rank, "no heartbeat") for rank in facts["missing_ranks"]]
+    top = facts["fastest"]["step"] if facts["fastest"] else 0
+    limit = max(_STANDS, _STEPS * (facts["step_seconds"] or 0.0))
+    moves = (facts["seconds_since_progress"] or 0.0) < limit
+    trains = any(each["training"] for each in facts["ranks"])
+    for each in facts["ranks"]:
+        if each["rank"] in facts["ranks_left_out"]:
+            continue
+        if each["stopped"]:
+            found.append((each["rank"], "its process is stopped (SIGSTOP)"))
+        elif trains and not each["training"]:
+            found.append((each["rank"], "is not in the training loop"))
+        elif _is_behind(top - each["step"], facts["step_seconds"]):
+            found.append((each["rank"], f"is {top - each['step']} steps behind"))
+        elif moves and each["seconds_since_progress"] > limit:
+            stands = each["seconds_since_progress"]
+            found.append((each["rank"], f"has made no progress for {stands:.1f} s"))
+    return sorted(found)
+
+
+def _is_behind(steps: int, seconds: float | None) -> bool:
+    # of short steps a rank ends many between two heartbeats
+    return steps >= _BEHIND and (seconds is None or steps * seconds >= _STANDS)
+
+
+def _rank(seen: RankSeen, pids: Mapping[tuple[int, int], int], records: Records) -> Facts:
+    pulse = seen.pulse
+    pid = pids.get((pulse.rank, pulse.incarnation))
+    here = f"agent-{seen.node}" in records.living
+    return {
+        "rank": pulse.rank,
+        "node": seen.node,
+        "pid": pid,
+        "incarnation": pulse.incarnation,
+        "step": pulse.position.step,
+        "training": pulse.training,
+        "update_window": pulse.position.window,
+        "seconds_since_progress": seen.standstill,
+        "step_seconds": seen.step_seconds,
+        # pids of other machines say nothing here
+        "stopped": here and pid is not None and is_stopped(pid),
+    }
+
+
+def _open(situation: Situation) -> Facts | None:
+    incident = situation.story.open
+    if incident is None:
+        return None
+    # the times of a story are those of the controller's machine: they can be compared with the
+    # clock of this machine only if the controller runs here
+    here = bool({"run", "lead"} & situation.records.launchers.keys())
+    described: Mapping[str, Any] = situation.story.described(incident)
+    return {
+        "id": incident.number,
+        "faults": described["faults"],
+        "strategy": described["strategy"] if incident.decision.plan is not None else "",
+        "seconds": situation.now - incident.opened if here else None,
+    }
+
+
+def _parts(situation: Situation) -> Facts:
+    watch, story = situation.watch, situation.story
+    answering = watch.nodes()
+    seen = watch.ranks()
+    nodes = []
+    for node in sorted(situation.expected_nodes() | answering):
+        joined = story.nodes.get(node)
+        nodes.append(
+            {
+                "node": node,
+                "host": joined.host if joined else None,
+                "pid": joined.pid if joined else None,
+                "answers": node in answering,
+                "ranks": [rank for rank, each in seen.items() if each.node == node],
+            }
+        )
+    return {
+        "broker": {"address": situation.records.there.broker, "answers": watch.broker},
+        "controller": {
+            "answers": watch.leads,
+            "epoch": None if watch.lead is None else watch.lead.epoch,
+        },
+        "nodes": nodes,
+    }
