@@ -11,7 +11,8 @@ would notice.
 import functools
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ JOB_FILES = "tft.job_files"
 """The entry point group of functions that read the parallel sizes of a job from a configuration
 file of a framework. The name of an entry point is the option of `tft replicas` that takes such a
 file."""
+
+GROUPS = (ADAPTORS, PLUGINS, PRELOADED, CHECKPOINT_COMMANDS, JOB_FILES)
+"""All entry point groups of tft."""
 
 FAILURES = (Exception, SystemExit)
 """The exceptions that count as a failure of a plugin. `SystemExit` is included because `sys.exit`
@@ -193,6 +197,93 @@ def read_job_file(kind: str, file: Path) -> Parallelism:
     entry = _only(kind, entry_points(group=JOB_FILES), "a reader of job files")
     reader: Callable[[Path], Parallelism] = entry.load()
     return reader(file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """
+    One entry point of an extension of tft, and what became of its import.
+    """
+
+    group: str
+    """The entry point group, such as `tft.plugins`."""
+    name: str
+    value: str
+    """The module, or the object in a module, that the entry point names."""
+    package: str
+    """The name of the package that provides it; empty if it is not known."""
+    version: str
+    problem: str = ""
+    """Why it cannot be used. Empty: it can."""
+    hooks: tuple[str, ...] = ()
+    """The hooks that it implements, in alphabetical order."""
+    missing: tuple[str, ...] = ()
+    """Of an adaptor: the required hooks that it does not implement."""
+    options: tuple[str, ...] = ()
+    """The options that it adds to `tft run`."""
+
+
+def extensions(groups: Sequence[str] = GROUPS) -> list[Extension]:
+    """
+    Import all installed extensions of these entry point groups, and return what was found. An
+    extension that cannot be used is returned with the reason.
+    """
+    return [
+        _extension(group, entry)
+        for group in groups
+        for entry in sorted(set(entry_points(group=group)), key=lambda e: (e.name, e.value))
+    ]
+
+
+def _extension(group: str, entry: EntryPoint) -> Extension:
+    found = Extension(
+        group=group,
+        name=entry.name,
+        value=entry.value,
+        package=entry.dist.name if entry.dist else "",
+        version=entry.dist.version if entry.dist else "",
+    )
+    try:
+        if group not in (ADAPTORS, PLUGINS):
+            _only(entry.name, entry_points(group=group), "an extension")
+            entry.load()
+            return found
+        manager = load_adaptor(entry.name) if group == ADAPTORS else _alone(entry)
+    except UsageError as refused:
+        return replace(found, problem=str(refused))
+    except FAILURES as error:  # importing a third-party module may raise any exception
+        return replace(found, problem=f"its import fails: {type(error).__name__}: {error}")
+    hooks = {
+        caller.name
+        for plugin in manager.get_plugins()
+        for caller in manager.get_hookcallers(plugin) or ()
+    }
+    missing, problem = tuple[str, ...](), ""
+    if group == ADAPTORS:
+        missing = tuple(hook for hook in NEEDED_HOOKS if hook not in hooks)
+        try:
+            check_complete(manager, entry.name)
+        except UsageError as incomplete:
+            problem = str(incomplete)
+    answers = call_guarded(manager, "tft_options") if "tft_options" in hooks else []
+    options = tuple(each.opts[0] for answer in answers for each in answer)
+    return replace(
+        found, problem=problem, hooks=tuple(sorted(hooks)), missing=missing, options=options
+    )
+
+
+def _alone(entry: EntryPoint) -> pluggy.PluginManager:
+    """
+    Return a plugin manager with only the plugin of an entry point.
+
+    Raises `UsageError` if the plugin does not fit the hook specifications, or if several packages
+    offer a plugin with this name. Raises whatever the import of the plugin raises.
+    """
+    _only(entry.name, entry_points(group=PLUGINS), "a plugin")
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    add(manager, entry.load(), entry.name)
+    return manager
 
 
 def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
