@@ -1,5 +1,5 @@
 """
-The commands that look at jobs, on a real job: `tft status`, `tft top` and `tft jobs`.
+The commands that look at jobs, on a real job: `tft status`, `tft top`, `tft jobs` and `tft doctor`.
 """
 
 import fcntl
@@ -146,6 +146,19 @@ def test_jobs_lists_the_run_with_its_state_and_step(running: Job) -> None:
     assert (run["state"], run["doing"], run["incidents"]) == ("running", "healthy", 0)
     assert run["steps"] >= 5
     assert run["processes"]["run"] == running.process.pid
+
+
+def test_doctor_asks_the_broker_of_the_job(running: Job) -> None:
+    """When a run directory of a running job is given, then messages go through the job's broker,
+    and the job's adaptor is imported."""
+    done = tft("doctor", "--run-dir", str(running.run_dir), "--json")
+
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["failed"]) == (0, 0), done.stdout
+    found = {each["check"]: each["text"] for each in told["checks"]}
+    settings = json.loads((running.run_dir / "job.json").read_text())["settings"]
+    assert found["broker"].startswith(f"{settings['broker']} returns a message")
+    assert found["adaptor"].startswith("fake has all required hooks")
 
 
 def test_top_is_left_with_control_c(running: Job) -> None:

@@ -22,6 +22,7 @@ _APART = {
     "status": "status",
     "top": "top",
     "jobs": "jobs",
+    "doctor": "doctor",
     "plugins": "plugins",
 }
 """The commands that have a module of their own: maps the name of each command to the name of its
@@ -37,7 +38,7 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         jobs, looks, parts = (
             ["run", "verify", "pause", "resume", "dump"],
-            ["status", "top", "jobs", "report", "plugins"],
+            ["status", "top", "jobs", "report", "doctor", "plugins"],
             ["lead", "broker", "controller", "agent"],
         )
         return [*jobs, *looks, *parts, "keys", "replay", "replicas", "checkpoint"]
