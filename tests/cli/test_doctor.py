@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tft.cli import checks
+from tft.cli.doctor import tried
 from tft.keys import make_keys
 
 
@@ -69,6 +70,14 @@ def test_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert checks.run_directory(Path("/proc/run")).result == "failed"
     assert checks.run_directory(tmp_path / "runs" / "a").result in ("ok", "warning")
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_check_that_fails_in_an_unforeseen_way_is_a_finding() -> None:
+    """When a check raises an exception, then it has failed, with this reason."""
+    found = tried("ports", Path("no-such-file").read_text)  # type: ignore[arg-type] # raises
+
+    assert (found.check, found.result) == ("ports", "failed")
+    assert found.text.startswith("cannot be checked: FileNotFoundError: ")
 
 
 def test_adaptor_without_its_framework_fails() -> None:

@@ -79,10 +79,10 @@ def terminal(*words: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
         os.close(ours)
 
 
-def shown(ours: int, word: str = "") -> str:
+def shown(ours: int, word: str = "", *, raw: bool = False) -> str:
     """
-    Return what a terminal shows, without control sequences: until `word` has come, or until the
-    command has ended.
+    Return what a terminal shows until `word` has come, or until the command has ended. Control
+    sequences are left out unless `raw`.
     """
     text = ""
     while not word or word not in text:
@@ -90,7 +90,7 @@ def shown(ours: int, word: str = "") -> str:
             text += os.read(ours, 65536).decode(errors="replace")
         except OSError:  # the last process has closed the terminal
             break
-    return CONTROL.sub("", text).replace("\r", "")
+    return text if raw else CONTROL.sub("", text).replace("\r", "")
 
 
 def test_status_says_where_the_ranks_of_a_job_are(running: Job) -> None:
@@ -174,6 +174,19 @@ def test_top_is_left_with_control_c(running: Job) -> None:
     assert max(map(len, drawn)) <= 80
     assert any(line.startswith("healthy") for line in drawn)
     assert any(line.split()[:2] == ["2", "0"] for line in drawn)
+
+
+def test_top_gives_the_terminal_back_on_sigterm(running: Job) -> None:
+    """When `tft top` gets SIGTERM, then it leaves the other screen, shows the cursor, and exits with
+    143."""
+    with terminal("top", "--run-dir", str(running.run_dir)) as (process, ours):
+        shown(ours, "Ctrl-C leaves")
+        process.send_signal(signal.SIGTERM)
+        rest = shown(ours, raw=True)
+        assert process.wait(20) == 143
+
+    assert "\x1b[?1049l" in rest
+    assert "\x1b[?25h" in rest
 
 
 def test_top_without_a_terminal_is_refused(running: Job) -> None:

@@ -4,10 +4,11 @@ runs. The checks are in `tft.cli.checks`.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import ParamSpec
 
 import click
 
@@ -15,6 +16,8 @@ from tft.cli import checks
 from tft.cli.checks import Finding
 from tft.errors import UsageError
 from tft.launcher.records import Records, read_records
+
+P = ParamSpec("P")
 
 _PROBLEM = 1
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -33,7 +36,7 @@ def doctor_command() -> click.Command:
         as_json: bool,
     ) -> int:
         found = []
-        for each in _findings(run_dir, broker, curve, adaptor):
+        for each in findings(run_dir, broker, curve, adaptor):
             found.append(each)
             if not as_json:
                 mark = click.style(f"{each.result:<8}", fg=_COLOURS[each.result])
@@ -46,7 +49,7 @@ def doctor_command() -> click.Command:
                 json.dumps({"failed": failed, "warnings": warned, "checks": listed}, indent=1)
             )
         else:
-            click.echo(f"{len(found)} checks: {failed} failed, {warned} warnings")
+            click.echo(f"{len(found)} checks: {failed} failed, {warned} with a warning")
         return _PROBLEM if failed else 0
 
     return click.Command(
@@ -76,9 +79,12 @@ def doctor_command() -> click.Command:
     )
 
 
-def _findings(
+def findings(
     run_dir: Path | None, broker: str | None, curve: Path | None, adaptor: str | None
 ) -> Iterator[Finding]:
+    """
+    Yield what the checks find, one after another. The arguments are the options of `tft doctor`.
+    """
     records: Records | None = None
     if run_dir is not None:
         with suppress(UsageError):  # a job is still to be started there
@@ -87,24 +93,35 @@ def _findings(
     if records is not None:
         curve = curve or records.there.curve
         adaptor = adaptor or str(records.settings.get("adaptor", "pytorch"))
-    yield checks.versions()
-    yield checks.packages()
-    yield checks.open_files()
-    yield checks.processes()
-    yield checks.monotonic_clock()
-    yield checks.shared_memory()
-    yield checks.dev_shm()
-    yield checks.run_directory(run_dir or Path("tft-runs"))
+    yield tried("versions", checks.versions)
+    yield tried("packages", checks.packages)
+    yield tried("open files", checks.open_files)
+    yield tried("processes", checks.processes)
+    yield tried("clock", checks.monotonic_clock)
+    yield tried("shared memory", checks.shared_memory)
+    yield tried("/dev/shm", checks.dev_shm)
+    yield tried("run directory", checks.run_directory, run_dir or Path("tft-runs"))
     if curve is not None:
-        keys = checks.keys(curve)
+        keys = tried("keys", checks.keys, curve)
         yield keys
         if keys.result == "failed":
             curve = None  # the broker is checked without them
-    yield checks.loopback()
+    yield tried("ports", checks.loopback)
     address = broker or (live.there.broker if live is not None else None)
     if address is not None:
-        yield checks.broker(address, curve)
+        yield tried("broker", checks.broker, address, curve)
     else:
-        yield checks.own_broker(curve)
+        yield tried("broker", checks.own_broker, curve)
     yield from checks.plugins()
-    yield checks.adaptor(adaptor or "pytorch")
+    yield tried("adaptor", checks.adaptor, adaptor or "pytorch")
+
+
+def tried(name: str, check: Callable[P, Finding], *what: P.args, **how: P.kwargs) -> Finding:
+    """
+    Return what a check finds. A check that fails in an unforeseen way is a failed check, and must
+    not keep the operator from the results of the others.
+    """
+    try:
+        return check(*what, **how)
+    except Exception as error:  # noqa: BLE001 # see above
+        return checks.failed(name, f"cannot be checked: {type(error).__name__}: {error}")

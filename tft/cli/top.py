@@ -6,6 +6,7 @@ The facts are those of `tft.cli.situation`; rich draws them.
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,8 @@ def top_command() -> click.Command:
         except KeyboardInterrupt:
             # Ctrl-C is the way to leave this command, and changes nothing
             return COMPLETED
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
 
     return click.Command(
         "top",
@@ -93,6 +96,10 @@ def _drawing(run_dir: Path) -> "Console":
 
 
 async def _top(records: Records, console: "Console | None") -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    # the terminal must get its screen and its cursor back
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if records.report is None:
         story = StoryFollower(records.run_dir / STORY)
         async with watching(records.there) as watch:

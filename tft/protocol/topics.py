@@ -8,11 +8,13 @@ REPORTS = b"reports"
 controller subscribes to it."""
 
 BEATS = b"beats"
-"""Agents publish the status of their ranks (`Beat`) on this topic. The controller subscribes to it.
-"""
+"""Agents publish the status of their ranks (`Beat`) on this topic, and ranks say where they stand
+(`Whereabouts`). The controller and commands that look at the job, such as `tft status`, subscribe
+to it."""
 
 ORDERS = b"orders"
-"""The controller publishes its orders, and its announcement that it leads (`Lead`), on this topic.
+"""The controller publishes its orders, its announcement that it leads (`Lead`), and its questions
+to the ranks (`Inquire`) on this topic.
 Ranks, agents, the launcher and commands of `tft` subscribe to it."""
 
 
