@@ -131,15 +131,20 @@ class Watch:
         Return what is known of each rank on a node that answers.
         """
         found: dict[int, RankSeen] = {}
+        now = self._clock.now()
         for node in self.nodes():
-            beat, _ = self._beats[node]
+            beat, heard = self._beats[node]
             for pulse in beat.pulses:
                 seen = found.get(pulse.rank)
                 if seen is None or seen.pulse.incarnation <= pulse.incarnation:
                     found[pulse.rank] = RankSeen(
                         node=node,
                         pulse=pulse,
-                        standstill=max(0.0, beat.at - pulse.moved) if pulse.moved else 0.0,
+                        # the heartbeat and the progress have times of the node's clock, and this
+                        # process knows how long it has not heard more
+                        standstill=max(0.0, beat.at - pulse.moved + now - heard)
+                        if pulse.moved
+                        else 0.0,
                         step_seconds=self._step_seconds(pulse.rank),
                     )
         return dict(sorted(found.items()))

@@ -122,7 +122,8 @@ def read_records(run_dir: Path) -> Records:
         told = json.loads(path.read_text())
         settings = dict(told["settings"])
         _ = (settings["job"], settings["broker"], settings["nnodes"], settings["nproc_per_node"])
-        command = tuple(str(word) for word in told["command"])
+        # `tft lead` runs no script, and writes an empty word
+        command = tuple(str(word) for word in told["command"] if told["command"] != [""])
         began = path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
         what = (
