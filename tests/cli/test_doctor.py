@@ -36,6 +36,8 @@ def test_keys_that_others_can_read_fail(tmp_path: Path) -> None:
     make_keys(keys)
     assert checks.keys(keys).result == "ok"
     assert "encrypted" in checks.own_broker(keys).text
+    (keys / "broker.key").unlink()
+    assert checks.keys(keys).result == "warning"
     (keys / "job.key").chmod(0o644)
     found = checks.keys(keys)
 

@@ -383,7 +383,11 @@ def started_broker(curve: Path | None) -> Iterator[str]:
         if select.select([process.stderr], [], [], _LIMIT)[0]:
             said = process.stderr.readline().strip()
         if not said.startswith("broker at "):
-            raise ConnectionError(f"a broker does not start: {said or 'it says nothing'}")
+            process.kill()
+            told = f"{said}\n{process.communicate()[1]}".split("\n")
+            # the last line of a traceback is the one that says what has happened
+            last = next((line for line in reversed(told) if line.strip()), "it says nothing")
+            raise ConnectionError(f"a broker does not start: {last}")
         yield said.split()[-1]
     finally:
         process.kill()

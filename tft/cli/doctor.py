@@ -101,17 +101,20 @@ def findings(
     yield tried("shared memory", checks.shared_memory)
     yield tried("/dev/shm", checks.dev_shm)
     yield tried("run directory", checks.run_directory, run_dir or Path("tft-runs"))
+    own_keys = None
     if curve is not None:
         keys = tried("keys", checks.keys, curve)
         yield keys
-        if keys.result == "failed":
-            curve = None  # the broker is checked without them
+        # without usable keys a broker is checked without them; a warning says that the key of a
+        # broker of this machine's own is missing
+        own_keys = curve if keys.result == "ok" else None
+        curve = None if keys.result == "failed" else curve
     yield tried("ports", checks.loopback)
     address = broker or (live.there.broker if live is not None else None)
     if address is not None:
         yield tried("broker", checks.broker, address, curve)
     else:
-        yield tried("broker", checks.own_broker, curve)
+        yield tried("broker", checks.own_broker, own_keys)
     yield from checks.plugins()
     yield tried("adaptor", checks.adaptor, adaptor or "pytorch")
 

@@ -210,8 +210,12 @@ def steps(facts: Facts) -> str:
     if slow is None:
         return "unknown: no rank has been heard"
     if slow["step"] == fast["step"]:
-        return f"{slow['step']} (all ranks)"
+        return f"{slow['step']} ({_every(facts)})"
     return f"{slow['step']} (rank {slow['rank']}) to {fast['step']} (rank {fast['rank']})"
+
+
+def _every(facts: Facts) -> str:
+    return "all ranks that are heard" if facts["missing_ranks"] else "all ranks"
 
 
 def progress(facts: Facts) -> str:
