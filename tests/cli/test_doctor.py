@@ -44,6 +44,14 @@ def test_keys_that_others_can_read_fail(tmp_path: Path) -> None:
     assert (found.result, "chmod 600" in found.text) == ("failed", True)
 
 
+def test_broker_that_does_not_start_fails_with_its_reason(tmp_path: Path) -> None:
+    """When the broker of the check refuses to start, then the finding has its reason."""
+    found = checks.own_broker(tmp_path / "no-keys")
+
+    assert found.result == "failed"
+    assert "a broker does not start: tft: --curve" in found.text
+
+
 def test_broker_that_does_not_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """When no broker listens at the address, then the check fails after its limit, and says what to
     look at."""

@@ -372,26 +372,28 @@ def started_broker(curve: Path | None) -> Iterator[str]:
     what it has said if it does not start.
     """
     keyed = [] if curve is None else ["--curve", str(curve)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tft", "broker", *keyed],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**inherited_environment(), **parent_death_tie()},
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        said = ""
-        if select.select([process.stderr], [], [], _LIMIT)[0]:
-            said = process.stderr.readline().strip()
-        if not said.startswith("broker at "):
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            said = ""
+            if select.select([process.stderr], [], [], _LIMIT)[0]:
+                said = process.stderr.readline().strip()
+            if not said.startswith("broker at "):
+                if said:  # it ends when it has said everything
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_LIMIT)
+                process.kill()
+                told = [said, *process.stderr.read().splitlines()]
+                # the last line of a traceback is the one that says what has happened
+                last = next((line for line in reversed(told) if line.strip()), "it says nothing")
+                raise ConnectionError(f"a broker does not start: {last}")
+            yield said.split()[-1]
+        finally:
             process.kill()
-            told = f"{said}\n{process.communicate()[1]}".split("\n")
-            # the last line of a traceback is the one that says what has happened
-            last = next((line for line in reversed(told) if line.strip()), "it says nothing")
-            raise ConnectionError(f"a broker does not start: {last}")
-        yield said.split()[-1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def _round_trip(address: str, curve: Path | None) -> float:
