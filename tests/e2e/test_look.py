@@ -143,8 +143,9 @@ def test_jobs_lists_the_run_with_its_state_and_step(running: Job) -> None:
     done = tft("jobs", str(running.run_dir.parent), "--json")
 
     [run] = json.loads(done.stdout)
-    assert (run["state"], run["doing"], run["incidents"]) == ("running", "healthy", 0)
+    assert (run["state"], run["doing"]) == ("running", "healthy")
     assert run["steps"] >= 5
+    assert isinstance(run["incidents"], int)
     assert run["processes"]["run"] == running.process.pid
 
 
@@ -206,17 +207,17 @@ def test_incident_is_described_when_it_is_over(running: Job) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
         try:
             assert top.stdout is not None
-            assert json.loads(top.stdout.readline())["incidents"] == 0
+            before = json.loads(top.stdout.readline())["incidents"]
             strike(running, "rank-2")
             for line in top.stdout:
                 told = json.loads(line)
-                if told["last_incident"] and told["state"] == "healthy":
+                if told["incidents"] > before and told["open_incident"] is None:
                     break
         finally:
             top.kill()
 
     incident = told["last_incident"]
-    assert (told["incidents"], told["open_incident"], incident["strategy"]) == (1, None, "recover")
+    assert (told["incidents"], incident["strategy"]) == (before + 1, "recover")
     assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("process", 2)]
     assert told["ranks"][2]["pid"] == running.pid("rank-2")
     assert told["ranks"][2]["incarnation"] == 1
