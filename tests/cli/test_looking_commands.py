@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tft.bus.ports import free_address
+from tft.config import JobSettings
+from tft.launcher.run_directory import make_run_dir, write_job
+
 
 def tft(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """
@@ -37,6 +41,34 @@ def test_wrong_directory_is_refused_in_one_sentence(
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert sentence in done.stderr
+
+
+def test_status_of_a_killed_job_says_what_is_left(tmp_path: Path) -> None:
+    """When nothing of a job lives, and there is no report, then the exit code of the status is 4, and
+    one sentence says what was found. The list of runs says it too."""
+    make_run_dir(tmp_path / "run")
+    address = free_address("127.0.0.1")
+    write_job(JobSettings(job="j", run_dir=tmp_path / "run", broker=address), ["train.py"])
+    (tmp_path / "run" / "pids" / "run.pid").write_text("4194305\n")
+    done = tft(tmp_path, "status", "--run-dir", "run")
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+    assert "the job in run has ended without a report" in done.stderr
+    assert f"its broker at {address} does not answer" in done.stderr
+    listed = tft(tmp_path, "jobs", ".").stdout.splitlines()
+    assert listed[1].split()[:6] == ["run", "ended", "without", "a", "report", "-"]
+
+
+def test_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    """When `job.json` of a run is damaged, then the list has the run, and its last line says why."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.json").write_text("{")
+    done = tft(tmp_path, "jobs", ".")
+
+    assert done.returncode == 0
+    _, row, why = done.stdout.splitlines()
+    assert row.split()[:2] == ["run", "unreadable"]
+    assert "run/job.json cannot be read as the description of a job" in why
 
 
 def test_run_imports_nothing_of_these_commands(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tft.launcher.run_directory import STORY
 from tft.launcher.summary import summary
 from tft.replay.following import StoryFollower
 from tft.replay.sentences import ranks_of
+from tft.stopped import is_stopped
 
 LEAST, MOST = 1.0, 3.0
 """The shortest and the longest time of a look in seconds. A part that has not answered after `MOST`
@@ -135,7 +136,9 @@ def silence(records: Records, facts: Facts) -> str:
             f"none of its processes lives here, and {silent}{odd}; {records.advice()}"
         )
     lives = f"its processes live ({_named(records)})" if records.living else "its launcher lives"
-    alive = f"{lives}: see {records.there.log}"
+    stopped = [part for part, pid in records.living.items() if is_stopped(pid)]
+    held = f", but these are stopped (SIGSTOP): {', '.join(stopped)}" if stopped else ""
+    alive = f"{lives}{held}; see {records.there.log}"
     if not parts["broker"]["answers"]:
         return f"the broker of the job at {address} does not answer{odd}; {alive}"
     return f"the broker answers, but no controller leads the job{odd}; {alive}"
