@@ -302,12 +302,12 @@ def test_times_of_steps_are_read_once_and_in_order() -> None:
     page = Page.create()
     assert (page.worked(), page.work(0)) == (0, ())
     for step in (7, 8):
-        page.post_work(step_work(step))
+        page.post_work(step, 0.25, 1.0 * step, 0.5, 0.125)
     assert page.work(0) == (step_work(7), step_work(8))
     assert page.work(1) == (step_work(8),)
     assert page.work(page.worked()) == ()
     for step in range(9, 200):
-        page.post_work(step_work(step))
+        page.post_work(step, 0.25, 1.0 * step, 0.5, 0.125)
     assert page.work(2) == tuple(step_work(step) for step in range(168, 200))
     page.close()
 
@@ -315,8 +315,8 @@ def test_times_of_steps_are_read_once_and_in_order() -> None:
 def test_times_that_are_being_written_are_left_out() -> None:
     """When a process was killed while it wrote the times of a step, then they are not read."""
     page = Page.create()
-    page.post_work(step_work(1))
-    page.post_work(step_work(2))
+    page.post_work(1, 0.25, 1.0, 0.5, 0.125)
+    page.post_work(2, 0.25, 2.0, 0.5, 0.125)
     page._words[32] = 0  # the stamp of the first entry, as while it is written
     assert page.work(0) == (step_work(2),)
     page.close()

@@ -305,20 +305,22 @@ class Page:
         words[start + _STAMP] = number + 1
         words[_POSTED] = number + 1
 
-    def post_work(self, work: StepWork) -> None:
+    def post_work(
+        self, step: int, input_: float, compute: float, update: float, waited: float
+    ) -> None:
         """
-        Write the times of a step to the ring buffer on the page, from which the agent sends them
-        with its next heartbeat.
+        Write the times of a step (`StepWork`) to the ring buffer on the page, from which the agent
+        sends them with its next heartbeat.
         """
         words, number = self._words, self._words[_WORKED]
         start = _WORK_RING + number % _WORK_ENTRIES * _WORK_WORDS
         words[start] = 0  # the stamp 0 makes readers skip the entry while it is written
-        words[start + 1] = work.step
+        words[start + 1] = step
         stamps = self._stamps
-        stamps[start + 2] = work.input
-        stamps[start + 3] = work.compute
-        stamps[start + 4] = work.update
-        stamps[start + 5] = work.waited
+        stamps[start + 2] = input_
+        stamps[start + 3] = compute
+        stamps[start + 4] = update
+        stamps[start + 5] = waited
         words[start] = number + 1
         words[_WORKED] = number + 1
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from time import monotonic
 
 from tft.page import Page
-from tft.protocol.messages import StepWork
 
 
 class WorkClock:
@@ -98,12 +97,10 @@ class WorkClock:
         # collectives in the update window (such as those of a sharded optimizer) are waits, too
         waited = self.waited() - self._before
         self._page.post_work(
-            StepWork(
-                step=step,
-                input=self._computing - self._began - self._input_waits,
-                compute=self._arrived - self._computing - (self._compute_waits - self._input_waits),
-                update=now - self._opened - (waited - self._opening_waits),
-                waited=waited,
-            )
+            step,
+            self._computing - self._began - self._input_waits,
+            self._arrived - self._computing - (self._compute_waits - self._input_waits),
+            now - self._opened - (waited - self._opening_waits),
+            waited,
         )
         self._began = 0.0
