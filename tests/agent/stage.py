@@ -323,7 +323,7 @@ async def staged(tmp: Path) -> AsyncIterator[Stage]:
         bus = await opened.enter_async_context(
             open_bus(address, job="job", sender="controller/1", topics=[REPORTS, BEATS])
         )
-        await bus.listened(presence("controller/1"))
+        await bus.listened(presence("job", "controller/1"))
         stage = Stage(tmp, address, bus)
         opened.callback(stage.close)
         yield stage

@@ -33,7 +33,7 @@ from tft.protocol.topics import ORDERS, presence
 
 async def main(address, sender, deaf=""):
     async with open_bus(address, job="job", sender=sender, topics=[ORDERS]) as bus:
-        await bus.listened(presence(sender))
+        await bus.listened(presence("job", sender))
         print("open", flush=True)
         if deaf:
             signal.pause()  # the loop does not run any more

@@ -141,7 +141,7 @@ async def test_broker_continues_after_sigstop_and_sigcont(broker: Broker) -> Non
 
     async with open_bus(broker.address, job="job", sender="run", topics=[ORDERS]) as bus:
         await bus.listened(ORDERS)
-        await bus.listened(presence("run"))
+        await bus.listened(presence("job", "run"))
         bus.publish(ORDERS, Lead(epoch=1, heard={}))
 
         await bus.receive()

@@ -158,8 +158,8 @@ async def test_every_listener_of_a_topic_receives_each_message(
 ) -> None:
     """When several participants listen to a topic, then each participant receives every message."""
     async with exchange.open("rank.1/0", ORDERS) as one, exchange.open("rank.2/0", ORDERS) as other:
-        await controller.listened(presence("rank.1/0"))
-        await controller.listened(presence("rank.2/0"))
+        await controller.listened(presence("job", "rank.1/0"))
+        await controller.listened(presence("job", "rank.2/0"))
 
         controller.publish(ORDERS, lead(1))
 
@@ -250,7 +250,7 @@ async def test_new_participant_is_told_who_is_present(exchange: Exchange) -> Non
 
         async with exchange.open("controller/1") as late:
             arrivals = [await late.receive(), await late.receive()]
-            await late.listened(presence("controller/1"))
+            await late.listened(presence("job", "controller/1"))
             assert await first.receive() == Present(sender="controller/1")
 
     assert sorted(str(arrival) for arrival in arrivals) == [
@@ -269,7 +269,7 @@ async def test_wait_for_a_listener_uses_the_current_listeners(
         assert await controller.receive() == Present(sender="rank.0/0")
     assert await controller.receive() == Gone(sender="rank.0/0")
 
-    waiting = asyncio.create_task(controller.listened(presence("rank.0/0")))
+    waiting = asyncio.create_task(controller.listened(presence("job", "rank.0/0")))
     await asyncio.sleep(0)
     assert not waiting.done()
 
@@ -282,13 +282,13 @@ async def test_participants_that_have_left_are_forgotten() -> None:
     for one that left ends when it comes back."""
     bus = Participant(job="job", sender="controller/1", send=lambda topic, frame: None)
     for incarnation in range(50):
-        bus.subscribed(presence(f"rank.0/{incarnation}"))
-        bus.unsubscribed(presence(f"rank.0/{incarnation}"))
+        bus.subscribed(presence("job", f"rank.0/{incarnation}"))
+        bus.unsubscribed(presence("job", f"rank.0/{incarnation}"))
     assert not bus._listened
-    waiting = asyncio.create_task(bus.listened(presence("rank.0/7")))
+    waiting = asyncio.create_task(bus.listened(presence("job", "rank.0/7")))
     await asyncio.sleep(0)
     assert not waiting.done()
-    bus.subscribed(presence("rank.0/7"))
+    bus.subscribed(presence("job", "rank.0/7"))
     await waiting
 
 
@@ -318,6 +318,22 @@ async def test_messages_of_another_job_are_ignored(exchange: Exchange, rank: Bus
     exchange.post(ORDERS, *frames)
 
     assert await epochs(rank, 1) == [2]
+
+
+async def test_presence_in_another_job_is_not_reported(exchange: Exchange) -> None:
+    """When two jobs share a broker and both have a participant of the same name, then each job hears
+    only of its own, also when one of the two leaves."""
+    async with (
+        exchange.open("controller/1", job="job") as first,
+        exchange.open("controller/1", job="job/2") as second,
+    ):
+        async with exchange.open("rank.0/0", job="job/2"):
+            assert await second.receive() == Present(sender="rank.0/0")
+            async with exchange.open("rank.0/0", job="job"):
+                assert await first.receive() == Present(sender="rank.0/0")
+            assert await first.receive() == Gone(sender="rank.0/0")
+            await second.listened(presence("job/2", "rank.0/0"))
+        assert await second.receive() == Gone(sender="rank.0/0")
 
 
 async def test_message_of_another_version_is_reported_in_a_sentence(

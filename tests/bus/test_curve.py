@@ -272,7 +272,7 @@ async def test_refused_participant_connects_when_the_right_broker_starts(
         broker.curve = keys
         broker.start()
 
-        await bus.listened(presence("rank.6/6"))
+        await bus.listened(presence("job", "rank.6/6"))
         await bus.listened(ORDERS)
         bus.publish(ORDERS, Lead(epoch=2, heard={}))
         while isinstance(arrival := await bus.receive(), NotLetIn | Present):

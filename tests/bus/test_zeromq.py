@@ -109,7 +109,7 @@ async def test_bus_can_be_opened_before_its_broker_starts(broker: Broker) -> Non
         bus.publish(ORDERS, Lead(epoch=1, heard={}))
 
         broker.start()
-        await bus.listened(presence("rank.0/0"))
+        await bus.listened(presence("job", "rank.0/0"))
         await bus.listened(ORDERS)
 
         bus.publish(ORDERS, Lead(epoch=2, heard={}))

@@ -66,7 +66,7 @@ async def _broker(children: Children, folder: Path) -> LaunchedProcess:
     port = address.partition(":")[2]
     child = children.start(["broker", "--port", port], added={}, log=folder / "broker.log")
     async with open_bus(address, job="j", sender="test", topics=[]) as bus:
-        await bus.listened(presence("test"))
+        await bus.listened(presence("j", "test"))
     return child
 
 

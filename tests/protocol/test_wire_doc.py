@@ -121,7 +121,7 @@ def test_wire_page_lists_every_topic() -> None:
     fixed = {name for name in vars(topics).values() if isinstance(name, bytes)}
     expected = {
         f"`{name.decode().replace('agent.0', 'agent.NODE')}`"
-        for name in {*fixed, topics.agent(0), topics.presence("SENDER")}
+        for name in {*fixed, topics.agent(0), topics.presence("JOB", "SENDER")}
     }
 
     assert {row[0] for row in tables()["Topics"]} == expected

@@ -23,9 +23,6 @@ from tft.errors import MalformedMessage
 from tft.protocol import codec, topics
 from tft.protocol.messages import Envelope, Message
 
-_PRESENCE = topics.presence("")
-"""The bytes with which every presence topic begins (see `Bus.listened`)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
@@ -40,10 +37,9 @@ class Heard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
     """
-    An arrival: another participant is connected.
+    An arrival: another participant of this job is connected.
 
     The participant may not be subscribed to a topic yet: `Bus.listened` waits for a subscription.
-    When several jobs share a broker, the participant may belong to another job.
     """
 
     sender: str
@@ -116,9 +112,9 @@ class Bus(Protocol):
         Wait until some participant is subscribed to `topic`.
 
         A message that is published on `topic` after this call returns reaches that participant.
-        Every participant subscribes to a presence topic of its own, `topics.presence(sender)`. With
-        this topic, the call waits until the participant `sender` is connected. `sender` may be this
-        participant itself.
+        Every participant subscribes to a presence topic of its own, `topics.presence(job, sender)`.
+        With this topic, the call waits until the participant `sender` is connected. `sender` may be
+        this participant itself.
         """
 
 
@@ -138,6 +134,7 @@ class Participant:
         self._job = job
         self._sender = sender
         self._send = send
+        self._presence = topics.presence(job, "")
         self._open = True
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self._listened: defaultdict[bytes, asyncio.Event] = defaultdict(asyncio.Event)
@@ -232,11 +229,12 @@ class Participant:
 
     def _other(self, topic: bytes) -> str | None:
         """
-        Return the name of the participant whose presence topic is `topic`.
+        Return the name of the participant of this job whose presence topic is `topic`.
 
-        Returns None if `topic` is no presence topic, or is the presence topic of this participant.
+        Returns None if `topic` is no presence topic, or is that of this participant, or of one of
+        another job on the same broker.
         """
-        if not topic.startswith(_PRESENCE):
+        if not topic.startswith(self._presence):
             return None
-        sender = topic.removeprefix(_PRESENCE).decode(errors="replace")
+        sender = topic.removeprefix(self._presence).decode(errors="replace")
         return None if sender == self._sender else sender

@@ -33,7 +33,7 @@ class MemoryBroker:
         participant = Participant(job=job, sender=sender, send=self.post)
         for topic in self._subscriptions:
             participant.subscribed(topic)
-        mine = tuple(dict.fromkeys((*topics, presence(sender))))
+        mine = tuple(dict.fromkeys((*topics, presence(job, sender))))
         self._participants[participant] = mine
         for topic in mine:
             self._subscribe(topic)

@@ -88,7 +88,7 @@ async def open_bus(
     """
     host, port = host_and_port(address)
     keys = None if curve is None else read_keys(curve)
-    with _connected(host, port, (*topics, presence(sender)), keys) as lines:
+    with _connected(host, port, (*topics, presence(job, sender)), keys) as lines:
         link = _Link(address, *lines, job=job, sender=sender, encrypts=keys is not None)
         link.open()
         try:

@@ -193,7 +193,7 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
         # no `TaskGroup`: it would wrap an error of the caller, such as `UsageError`, in a group
         duties = [
             asyncio.create_task(_listen(bus, watch)),
-            asyncio.create_task(_reach(bus, sender, watch)),
+            asyncio.create_task(_reach(bus, presence(there.job, sender), watch)),
         ]
         try:
             yield watch
@@ -232,15 +232,16 @@ async def _listen(bus: Bus, watch: Watch) -> None:
                 pass
 
 
-async def _reach(bus: Bus, sender: str, watch: Watch) -> None:
+async def _reach(bus: Bus, topic: bytes, watch: Watch) -> None:
     """
-    Keep `watch.broker` up to date. The broker tells each participant of its own subscription, and
+    Keep `watch.broker` up to date. The broker tells each participant of its own subscription to
+    `topic`, its presence topic, and
     this notice is void when the connection to the broker ends.
     """
     while True:
         try:
             async with asyncio.timeout(FRESH):
-                await bus.listened(presence(sender))
+                await bus.listened(topic)
             watch.broker = True
             await asyncio.sleep(_REACHES)
         except TimeoutError:

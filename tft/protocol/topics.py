@@ -3,6 +3,8 @@ The topics of the bus, by which a message finds its receivers. For each topic, t
 processes publish messages on the topic and which processes subscribe to it.
 """
 
+from urllib.parse import quote
+
 REPORTS = b"reports"
 """Ranks, agents, the launcher and commands of `tft` publish their reports on this topic. The
 controller subscribes to it."""
@@ -26,11 +28,13 @@ def agent(node: int) -> bytes:
     return b"agent." + str(node).encode()
 
 
-def presence(sender: str) -> bytes:
+def presence(job: str, sender: str) -> bytes:
     """
-    Return the presence topic of the process that is called `sender` on the bus.
+    Return the presence topic of the process of `job` that is called `sender` on the bus. With an
+    empty `sender`, return how the presence topics of the job begin.
 
     Only `sender` subscribes to this topic, and no process publishes on it. The topic shows other
     processes whether `sender` is connected to the bus: it is while the subscription exists.
     """
-    return b"presence." + sender.encode()
+    # quoted, so that no `/` of a job's name is taken for the one before the sender
+    return f"presence.{quote(job, safe='')}/{sender}".encode()
