@@ -43,8 +43,50 @@ _NORMAL = 1.0484
 """In a normal distribution, the standard deviation is the median of the differences between
 successive values times this factor."""
 
-Times = Mapping[str, float]
-"""The seconds of each part of a step."""
+Times = tuple[float, ...]
+"""The seconds of each part of a step, in the order of `PARTS`."""
+
+
+class _Part:
+    """
+    How long one part of the steps of a rank takes, compared with other ranks.
+    """
+
+    __slots__ = ("changes", "count", "excess", "over")
+
+    def __init__(self) -> None:
+        self.excess: deque[float] = deque(maxlen=WINDOW)
+        """By how many seconds the part took longer than on other ranks, in the last steps."""
+        self.changes: deque[float] = deque(maxlen=VARIED)
+        """By how many seconds the excess has changed from step to step. Changes show how much the
+        times vary, even if the rank has become slow meanwhile."""
+        self.over: deque[bool] = deque(maxlen=WINDOW)
+        """For each of the last steps: whether the excess may be more than half of the limit."""
+        self.count = 0
+        """How many of `over` are true. Few ranks have `MOST`, so medians are rarely computed."""
+
+    def note(self, seconds: float, least: float) -> None:
+        """
+        Note by how many seconds the part took longer in a step. `least` is the lowest limit.
+        """
+        if self.excess:
+            self.changes.append(abs(seconds - self.excess[-1]))
+        self.excess.append(seconds)
+        over = seconds > least / 4
+        if len(self.over) == WINDOW:
+            self.count -= self.over[0]
+        self.count += over
+        self.over.append(over)
+
+    def is_slow(self, least: float, share: float = 1.0) -> bool:
+        """
+        Return whether the part is slow. `least` is the lowest limit in seconds. With `share` 0.5,
+        half of the limits apply.
+        """
+        if self.count < MOST or len(self.excess) < WINDOW:
+            return False
+        limit = share * max(least, NOISE * _NORMAL * median(self.changes))
+        return median(self.excess) > limit and sum(each > limit / 2 for each in self.excess) >= MOST
 
 
 @dataclass(slots=True)
@@ -55,41 +97,19 @@ class _Rank:
 
     incarnation: int
     node: int
-    peers: tuple[int, ...] = ()
-    steps: dict[int, Times] = field(default_factory=dict)
-    """The times of the steps that are not judged yet."""
-    newest: int = 0
-    """The newest step whose times are known."""
-    excess: dict[str, deque[float]] = field(
-        default_factory=lambda: {part: deque(maxlen=WINDOW) for part in PARTS}
-    )
-    """For each part: by how many seconds it took longer than on other ranks, in the last steps."""
-    changes: dict[str, deque[float]] = field(
-        default_factory=lambda: {part: deque(maxlen=VARIED) for part in PARTS}
-    )
-    """For each part: by how many seconds the excess has changed from step to step. Changes show how
-    much the times vary, even if the rank has become slow meanwhile."""
+    peers: tuple[int, ...] | None = None
+    """The peers in its last heartbeat. None until its first heartbeat was handled."""
+    group: "_Group | None" = None
+    """The group of the rank. None until its first heartbeat was handled."""
+    parts: tuple[_Part, ...] = field(default_factory=lambda: tuple(_Part() for _ in PARTS))
     first: list[Times] = field(default_factory=list)
     """The first steps of a rank without peers, until its usual times are learnt from them."""
     usual: Times | None = None
     """The usual times of a rank without peers. None until they are learnt."""
-    found: tuple[str, int] = ("", 0)
-    """The part that was found slow last, and after how many steps in a row."""
-    named: str = ""
-    """The cause for which the rank was named as slow; empty if it is not slow."""
-
-    def add(self, work: StepWork) -> None:
-        self.newest = max(self.newest, work.step)
-        self.steps[work.step] = {part: getattr(work, part) for part in PARTS}
-        self.steps.pop(work.step - 2 * BEHIND, None)
-
-    def note(self, part: str, seconds: float) -> None:
-        """
-        Note by how many seconds a part took longer than on other ranks in a step.
-        """
-        if self.excess[part]:
-            self.changes[part].append(abs(seconds - self.excess[part][-1]))
-        self.excess[part].append(seconds)
+    found: tuple[int | None, int] = (None, 0)
+    """The index of the part that was found slow last, and after how many steps in a row."""
+    named: int | None = None
+    """The index of the part for which the rank was named as slow. None: it is not slow."""
 
     def learn(self, times: Times) -> None:
         """
@@ -100,6 +120,55 @@ class _Rank:
             if len(self.first) == BASELINE:
                 self.usual = _medians(self.first)
                 self.first.clear()
+
+
+@dataclass(slots=True)
+class _Group:
+    """
+    Ranks that are compared with each other.
+    """
+
+    peers: tuple[int, ...]
+    """The ranks of the group, whether they have begun or not. Empty: the group is that of all ranks
+    without peers."""
+    members: dict[int, _Rank] = field(default_factory=dict)
+    """The ranks of the group that have sent heartbeats."""
+    steps: dict[int, dict[int, Times]] = field(default_factory=dict)
+    """By step: the times of those ranks that have computed it. Judged steps are removed."""
+    absent: set[int] = field(default_factory=set)
+    """The ranks that are not waited for. They have left the job, or their heartbeats are lost."""
+
+    def add(self, rank: int, work: StepWork) -> Iterator[int]:
+        """
+        Add the times of a step. Yield the steps that are complete now.
+        """
+        self.absent.discard(rank)
+        times = self.steps.setdefault(work.step, {})
+        times[rank] = (work.input, work.compute, work.update)
+        if self._is_complete(times):
+            yield work.step
+        elif len(self.steps) > BEHIND:
+            there = self.steps[min(self.steps)]
+            self.absent.update(r for r in self.peers or self.members if r not in there)
+            yield from sorted(s for s, times in self.steps.items() if self._is_complete(times))
+
+    def _is_complete(self, times: Mapping[int, Times]) -> bool:
+        return len(times) >= len(self.peers or self.members) - len(self.absent)
+
+    def take(self, step: int) -> Mapping[int, Times]:
+        """
+        Return the times of a step, and forget it and all earlier steps.
+        """
+        times = self.steps[step]
+        self.steps = {s: each for s, each in self.steps.items() if s > step}
+        return times
+
+    def leave(self, rank: int) -> None:
+        """
+        Remove a rank that belongs to another group from now on.
+        """
+        del self.members[rank]
+        self.absent.discard(rank)
 
 
 class Judge:
@@ -119,124 +188,129 @@ class Judge:
         """
         self._excess = excess
         self._ranks: dict[int, _Rank] = {}
+        self._groups: dict[tuple[int, ...], _Group] = {}
 
     def heard(self, node: int, ranks: Sequence[RankBeat]) -> list[Remark]:
         """
         Take the times of the ranks of a node from a heartbeat. Return a remark for each rank that
         is slow from now on (`rank_slow`), and for each rank that no longer is (`rank_slow_over`).
         """
-        groups = set()
+        remarks: list[Remark] = []
         for beat in ranks:
-            known = self._ranks.get(beat.rank)
-            if known is None or known.incarnation != beat.incarnation:
-                named = "" if known is None else known.named
-                known = self._ranks[beat.rank] = _Rank(beat.incarnation, node, named=named)
-            known.node, known.peers = node, beat.peers
+            group = self._group(node, beat)
             for work in beat.work:
-                known.add(work)
-            if beat.work:
-                groups.add(beat.peers)
-        return [remark for peers in groups for remark in self._judge(peers)]
+                for step in group.add(beat.rank, work):
+                    remarks.extend(self._judge(group, step))
+        return remarks
 
-    def _judge(self, peers: tuple[int, ...]) -> Iterator[Remark]:
+    def _group(self, node: int, beat: RankBeat) -> _Group:
         """
-        Judge the ranks with these peers by the steps that all of them have computed since the last
-        judgement.
+        Return the group of a rank. Begin anew if the rank has another process or other peers.
         """
-        if not self._ranks.keys() >= set(peers):
-            return  # some ranks have not begun yet
-        members = {
-            rank: self._ranks[rank]
-            for rank in peers or self._ranks
-            if self._ranks[rank].peers == peers
-        }
-        newest = max(known.newest for known in members.values())
-        members = {r: known for r, known in members.items() if known.newest > newest - BEHIND}
-        complete = min(known.newest for known in members.values())
-        common = set.intersection(*(set(known.steps) for known in members.values()))
-        for step in sorted(common):
-            times = {rank: known.steps[step] for rank, known in members.items()}
-            for rank, expected in _expected(members, times, alone=not peers).items():
-                yield from self._judge_step(rank, step, times[rank], expected)
-        for known in members.values():
-            known.steps = {step: each for step, each in known.steps.items() if step > complete}
+        known = self._ranks.get(beat.rank)
+        # the peers of a rank are the same object until they change: to compare or hash thousands of
+        # ranks for each rank would take long
+        if (
+            known is not None
+            and known.group is not None
+            and known.incarnation == beat.incarnation
+            and known.peers is beat.peers
+        ):
+            return known.group
+        if known is None or known.incarnation != beat.incarnation:
+            before, known = known, _Rank(beat.incarnation, node)
+            if before is not None:
+                known.named, known.peers = before.named, before.peers
+            self._ranks[beat.rank] = known
+        known.node = node
+        if known.peers is not None and known.peers != beat.peers:
+            self._groups[known.peers].leave(beat.rank)
+            self._groups = {peers: each for peers, each in self._groups.items() if each.members}
+        known.peers = beat.peers
+        group = self._groups.get(beat.peers)
+        if group is None:
+            group = self._groups[beat.peers] = _Group(beat.peers)
+        group.members[beat.rank] = known
+        known.group = group
+        return group
 
-    def _judge_step(self, rank: int, step: int, times: Times, expected: Times) -> Iterator[Remark]:
+    def _judge(self, group: _Group, step: int) -> Iterator[Remark]:
+        """
+        Judge the ranks of a group by a step that all of them have computed.
+        """
+        times = {r: each for r, each in group.take(step).items() if r in group.members}
+        for rank, expected in _expected(group, times).items():
+            yield from self._judge_rank(rank, step, times[rank], expected)
+
+    def _judge_rank(self, rank: int, step: int, times: Times, expected: Times) -> Iterator[Remark]:
         """
         Judge a rank after a step. `expected` has the times that others have needed for this step.
         """
-        known = self._ranks[rank]
-        for part in PARTS:
-            known.note(part, times[part] - expected[part])
-        work = sum(expected.values())
-        cause = max(PARTS, key=lambda part: median(known.excess[part]))
-        if not self._is_slow(known, cause, work):
-            cause = ""
+        known, work = self._ranks[rank], sum(expected)
+        least = self._excess * work
+        for part, seconds, usual in zip(known.parts, times, expected, strict=True):
+            part.note(seconds - usual, least)
+        cause = None
+        if any(part.count >= MOST for part in known.parts):
+            slow = [index for index, part in enumerate(known.parts) if part.is_slow(least)]
+            cause = max(slow, key=lambda index: median(known.parts[index].excess), default=None)
+        elif known.named is None:
+            known.found = None, 0
+            return
         known.found = cause, known.found[1] + 1 if cause == known.found[0] else 1
         if known.found[1] < CERTAIN or known.named == cause:
             return
-        if not cause and self._is_slow(known, known.named, work, 0.5):
+        if (
+            cause is None
+            and known.named is not None
+            and known.parts[known.named].is_slow(least, 0.5)
+        ):
             return
         known.named = cause
         facts: dict[str, object] = {"rank": rank, "node": known.node, "step": step}
-        if cause:
-            seconds = median(known.excess[cause])
+        if cause is not None:
+            seconds = median(known.parts[cause].excess)
             facts |= {
-                "cause": cause,
+                "cause": PARTS[cause],
                 "seconds": round(seconds, 6),
                 "percent": round(100 * seconds / work, 1),
                 "compared_with": "peers" if known.peers else "its own first steps",
             }
-        yield Remark(event="rank_slow" if cause else "rank_slow_over", facts=facts)
-
-    def _is_slow(self, known: _Rank, part: str, work: float, share: float = 1.0) -> bool:
-        """
-        Return whether a rank is slow because of this part. `work` is the time of a whole step. With
-        `share` 0.5, half of the limits apply.
-        """
-        excess = known.excess[part]
-        if len(excess) < WINDOW:
-            return False
-        deviation = _NORMAL * median(known.changes[part])
-        limit = share * max(self._excess * work, NOISE * deviation)
-        return median(excess) > limit and sum(each > limit / 2 for each in excess) >= MOST
+        yield Remark(event="rank_slow" if cause is not None else "rank_slow_over", facts=facts)
 
 
 def _medians(times: Iterable[Times]) -> Times:
-    every = list(times)
-    return {part: median(each[part] for each in every) for part in PARTS}
+    return tuple(map(median, zip(*times, strict=True)))
 
 
-def _expected(
-    members: Mapping[int, _Rank], times: Mapping[int, Times], *, alone: bool
-) -> dict[int, Times]:
+def _expected(group: _Group, times: Mapping[int, Times]) -> Mapping[int, Times]:
     """
-    Return for each rank the times that the others let expect for a step. If the ranks have no peers
-    (`alone`), these are the usual times of the rank itself, longer or shorter by as much as those of
+    Return for each rank the times that the others let expect for a step. If the ranks have no
+    peers, these are the usual times of the rank itself, longer or shorter by as much as those of
     other ranks. Ranks whose usual times are not known yet are left out.
     """
-    if not alone:
-        if len(members) > FEW:
-            everybody = _medians(times.values())
-            return dict.fromkeys(members, everybody)
-        # without the rank itself: with it, the median of few ranks would hide half of its excess
-        return {
-            rank: _medians(each for other, each in times.items() if other != rank)
-            for rank in members
-            if len(members) > 1
-        }
-    for rank, known in members.items():
-        known.learn(times[rank])
-    known_times = {rank: known.usual for rank, known in members.items() if known.usual is not None}
-    if not known_times:
-        return {}
-    changes = {
-        rank: sum(times[rank].values()) / max(1e-9, sum(usual.values()))
-        for rank, usual in known_times.items()
+    if not group.peers:
+        return _expected_alone(group, times)
+    if len(times) > FEW:
+        return dict.fromkeys(times, _medians(times.values()))
+    # without the rank itself: with it, the median of few ranks would hide half of its excess
+    return {
+        rank: _medians(each for other, each in times.items() if other != rank)
+        for rank in times
+        if len(times) > 1
     }
+
+
+def _expected_alone(group: _Group, times: Mapping[int, Times]) -> Mapping[int, Times]:
+    for rank, each in times.items():
+        group.members[rank].learn(each)
+    known = {r: usual for r in times if (usual := group.members[r].usual) is not None}
+    changes = {r: sum(times[r]) / max(1e-9, sum(usual)) for r, usual in known.items()}
+    everybody = median(changes.values()) if changes else 1.0
     expected: dict[int, Times] = {}
-    for rank, usual in known_times.items():
-        others = [change for other, change in changes.items() if other != rank]
-        change = median(others) if 0 < len(others) < FEW else median(changes.values())
-        expected[rank] = {part: change * seconds for part, seconds in usual.items()}
+    for rank, usual in known.items():
+        change = everybody
+        if 1 < len(changes) <= FEW:
+            change = median(each for other, each in changes.items() if other != rank)
+        expected[rank] = tuple(change * seconds for seconds in usual)
     return expected
