@@ -4,7 +4,6 @@ Finds out where the training thread stands in the user's code.
 
 import sys
 import sysconfig
-import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +24,21 @@ def stack_of(thread: int) -> tuple[str, str]:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "", ""
-    return _user_line(frame), "".join(traceback.format_stack(frame))
+    return _user_line(frame), _described(frame)
+
+
+def _described(frame: FrameType) -> str:
+    """
+    Return the stack as text, the innermost line last, without the lines of source: to read them
+    could block this thread for ever, if the ranks stand still because a file system does.
+    """
+    lines: list[str] = []
+    caller: FrameType | None = frame
+    while caller is not None:
+        code = caller.f_code
+        lines.append(f'  File "{code.co_filename}", line {caller.f_lineno}, in {code.co_name}\n')
+        caller = caller.f_back
+    return "".join(reversed(lines))
 
 
 def _user_line(frame: FrameType) -> str:
