@@ -20,6 +20,7 @@ import xxhash
 
 from tft.errors import UsageError
 from tft.protocol.messages import Position, SliceDigest, StepWork
+from tft.robust_mutex import RobustMutex
 
 SLOT_BYTES = 256 * 1024
 """The number of bytes for one captured rank-local state with its header. The state of the random
@@ -46,6 +47,9 @@ _SCRIPT_ENDED = 16
 # the ring buffer of the times of the last steps: the index of the word that counts its entries, the
 # index of its first word, the number of its entries, and the number of words in an entry
 _WORKED, _WORK_RING, _WORK_ENTRIES, _WORK_WORDS = 17, 32, 64, 6
+# the offset in bytes of the mutex that the training thread holds as long as it lives
+_ALIVE = 8 * 432
+_ATTEMPTS = 1000
 _WORK_REPEATED = 32
 """The highest number of entries that one call of `work` returns: the newest ones. It is less than
 `_WORK_ENTRIES`, so that the rank hardly ever overwrites an entry while it is read."""
@@ -111,6 +115,7 @@ class Page:
         # reader sees half done. With a standard format such as "<Q" it would write byte by byte
         self._words = self._bytes.cast("Q")
         self._stamps = self._bytes.cast("d")
+        self._alive = RobustMutex(self._memory, _ALIVE)
 
     @classmethod
     def create(cls) -> "Page":
@@ -120,7 +125,9 @@ class Page:
         """
         fd = os.memfd_create("tft-page")
         os.ftruncate(fd, _SIZE)  # the file is sparse: memory is used only when a capture is written
-        return cls(fd)
+        page = cls(fd)
+        page._alive.create()
+        return page
 
     @classmethod
     def open(cls, fd: int) -> "Page":
@@ -149,10 +156,34 @@ class Page:
         Unmap the memory and close the descriptor. Other processes that have the page open still see
         its content.
         """
+        self._alive.close()
         for view in (self._words, self._stamps, self._bytes):
             view.release()
         self._memory.close()
         os.close(self.fd)
+
+    # ------------------------------------------------------------ the life of a training thread
+
+    def live(self) -> None:
+        """
+        Show that the calling thread, the training thread of a new process, lives. The agent learns
+        of its end at once (`wait_for_death`).
+        """
+        for _ in range(_ATTEMPTS):  # the agent holds the mutex for microseconds when it looks
+            if self._alive.hold():
+                return
+
+    def is_alive(self) -> bool:
+        """
+        Return whether a thread that has called `live` lives.
+        """
+        return self._alive.is_held()
+
+    def wait_for_death(self) -> bool:
+        """
+        Wait until the thread that has called `live` has ended. Return False if there is none.
+        """
+        return self._alive.wait()
 
     # ------------------------------------------------------------ the training thread writes
 

@@ -8,6 +8,7 @@ order, the agent sends the reports that answered the order again.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from itertools import count
 import structlog
 
 from tft.agent.child import Child, write_pid
+from tft.agent.death_watch import DeathWatch
 from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
 from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
@@ -71,6 +73,10 @@ class _Process:
     """For the log: how the process was started."""
     stopped: bool = False
     """True if the process was stopped (as by SIGSTOP) when its end was ordered."""
+    death_watch: DeathWatch | None = None
+    """Watches for the end of the process. None if another program has started the process."""
+    reported: bool = False
+    """True if the end of the process was reported while the kernel still freed its memory."""
     asked: bool = False
     """True if the process was asked to write its stacks before its end."""
 
@@ -433,6 +439,7 @@ class Ranks:
                 rank_state.process.child.pid,
                 how=rank_state.process.how,
             )
+            self._watch_death(rank_state)
 
     def _began(self, rank_state: _RankState, incarnation: int, pid: int, *, how: str) -> None:
         """
@@ -576,19 +583,48 @@ class Ranks:
         process, rank_state.process = rank_state.process, None
         assert process is not None
         assert process.child.code is not None
+        if process.death_watch is not None:
+            process.death_watch.stop()
+        if not process.reported:
+            self._report_end(rank_state, process, process.child.code)
+        os.close(process.words)
+        if not any(other.process for other in self._rank_states.values()):
+            self._gone.set()
+        self.start_due()
+
+    def _watch_death(self, rank_state: _RankState) -> None:
+        """
+        Report the end of the process of a rank as soon as its training thread has ended. The
+        kernel may need some time more to free the memory of the process. Another process of the
+        rank is started after that.
+        """
+        process = rank_state.process
+        loop = asyncio.get_running_loop()
+        if process is None or not isinstance(process.child, Child):
+            return
+
+        def ending(code: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(ended, code)
+
+        def ended(code: int) -> None:
+            if rank_state.process is process and not process.reported:
+                process.child.end()  # kills what the process has started
+                process.reported = True
+                self._report_end(rank_state, process, code)
+
+        process.death_watch = DeathWatch(rank_state.page, process.child.pid, ending)
+
+    def _report_end(self, rank_state: _RankState, process: _Process, code: int) -> None:
         if rank_state.page.posted():
             rank_state.last = rank_state.pulse(process.incarnation)
         self._exited(
             rank_state,
             process.incarnation,
-            code=process.child.code,
+            code=code,
             stack=_read(process.words),
             stopped=process.stopped,
         )
-        os.close(process.words)
-        if not any(other.process for other in self._rank_states.values()):
-            self._gone.set()
-        self.start_due()
 
     # ------------------------------------------------------------ reports
 

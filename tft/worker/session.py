@@ -77,6 +77,7 @@ class Session:
         check_complete(adaptor, settings.adaptor)
         self._hook = adaptor.hook
         self._page = Page.open(settings.page)
+        self._page.live()
         self._gate = Gate(self._hook)
         self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())
