@@ -11,6 +11,7 @@ would notice.
 import functools
 import signal
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -337,13 +338,29 @@ def call_guarded(
             refuses = may_refuse and isinstance(error, UsageError | SystemExit)
             if refuses or is_exit_by_signal(error):
                 raise
-            log.exception("plugin_failed", plugin=implementation.plugin_name, hook=hook)
+            _tell_failure(implementation.plugin_name, hook, error)
             continue
         if answer is not None:
             answers.append(answer)
             if first_only:
                 break
     return answers
+
+
+_failures: Counter[tuple[str, str, str]] = Counter()
+"""How often a hook of a plugin has failed with the same kind of error in this process."""
+
+
+def _tell_failure(plugin: str, hook: str, error: BaseException) -> None:
+    """
+    Log the failure of a plugin's hook. Some hooks are called many times a second, so only the 1st,
+    2nd, 4th, 8th, … failure with the same kind of error is logged.
+    """
+    key = plugin, hook, type(error).__name__
+    _failures[key] += 1
+    times = _failures[key]
+    if times & (times - 1) == 0:
+        log.error("plugin_failed", plugin=plugin, hook=hook, times=times, exc_info=error)
 
 
 def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import torch.distributed as dist
+import xxhash
 from torch.distributed import distributed_c10d
 
 from tft.spi import GroupStanding
@@ -14,6 +15,8 @@ from tft_pytorch import device
 from tft_pytorch.device import Devices
 from tft_pytorch.interruptible import InterruptibleGloo
 
+_FEW = 8
+"""The most ranks of a group that are told one by one."""
 _ON_DEVICE = "a collective on the device"
 
 
@@ -46,5 +49,11 @@ def _groups() -> Iterable[dist.ProcessGroup]:
 
 
 def _standing(group: dist.ProcessGroup, entered: int, inside: str) -> GroupStanding:
-    ranks = tuple(dist.get_process_group_ranks(group))
-    return GroupStanding(group=group.group_name, ranks=ranks, entered=entered, inside=inside)
+    ranks = dist.get_process_group_ranks(group)
+    members = ", ".join(map(str, ranks))
+    if len(ranks) > _FEW:
+        # with all ranks of all groups, the answers of a large job would be too much to read
+        members = xxhash.xxh3_64_hexdigest(members.encode())
+    return GroupStanding(
+        group=group.group_name, size=len(ranks), members=members, entered=entered, inside=inside
+    )

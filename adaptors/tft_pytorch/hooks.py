@@ -14,6 +14,7 @@ from tft.spi import (
     SliceContent,
     StateHooks,
     TrainingState,
+    WorkMeter,
     hookimpl,
 )
 from tft_pytorch import interruptible, watched
@@ -114,8 +115,9 @@ class TorchHooks(Generic[State]):
         self.contributing, self.early = contributing, early
 
     @hookimpl
-    def tft_watch_work(self, computing: Callable[[], None]) -> Callable[[], float]:
-        return waiting_time.begin(computing)
+    def tft_watch_work(self, computing: Callable[[], None]) -> WorkMeter:
+        waiting_time.begin(computing)
+        return waiting_time
 
     @hookimpl
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:

@@ -9,10 +9,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
+import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from tft_pytorch import interruptible
+
+_HOOK = -1
+"""The number of our hook among those of a module. torch numbers the others from 0. Twice in every
+step, `register_forward_pre_hook` and its handle would take too long."""
 
 
 class WaitingTime:
@@ -29,29 +33,39 @@ class WaitingTime:
         self._promised = 0.0
         """The time at which DDP began its last collective for whose future it waits later, or 0.0
         if that wait is in `_total` already."""
+        self._backward = -1
+        """The number of the backward pass in which `_promised` was noted."""
         self._settled = 0.0
         """The time at which the last collective with a future was complete."""
-        self._handles: list[RemovableHandle] = []
+        self._modules: list[nn.Module] = []
+        self._hooked = False
 
-    def begin(self, computing: Callable[[], None]) -> Callable[[], float]:
+    def begin(self, computing: Callable[[], None]) -> None:
         """
-        Begin to measure the waits of the calling thread, and to call `computing` when a forward
-        pass begins. Return a function that returns the seconds that the thread has waited so far.
+        Begin to measure the waits of the calling thread, and to call `computing` when the first
+        forward pass of a step begins.
         """
         self._thread, self._computing = threading.get_ident(), computing
         interruptible.time_waits(self)
-        return self.waited
 
     def watch(self, built: object) -> None:
         """
-        Call `computing` at the begin of each forward pass of `built`, or of the modules in `built`
-        if it is a collection of modules. Forget the modules of the call before.
+        Notice the forward passes of `built`, or of the modules in `built` if it is a collection of
+        modules. Forget the modules of the call before.
         """
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self._computing is not None:
-            self._handles = [m.register_forward_pre_hook(self._forward) for m in _modules(built)]
+        self._unhook()
+        self._modules = [] if self._computing is None else list(_modules(built))
+
+    def step_begins(self) -> None:
+        """
+        Notice the next forward pass.
+
+        The modules have a hook only until then. With a hook they could not be scripted
+        (`torch.jit.script`), for example in the tail of a step.
+        """
+        for module in self._modules:
+            module._forward_pre_hooks[_HOOK] = self._forward
+        self._hooked = True
 
     def waited(self) -> float:
         """
@@ -59,6 +73,13 @@ class WaitingTime:
         """
         self._count_promised()
         return self._total
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "WaitingTime":
+        # the user may copy a module while it has the hook: the copy is not watched
+        return WaitingTime()
+
+    def __reduce__(self) -> tuple[type["WaitingTime"], tuple[()]]:
+        return WaitingTime, ()  # the same for a module that is saved as a whole
 
     # ------------------------------------------------------------ called by `interruptible`
 
@@ -77,6 +98,10 @@ class WaitingTime:
         computed, and then waits for all of them in C++ code.
         """
         if threading.get_ident() == self._thread:
+            backward = torch._C._current_graph_task_id()
+            if backward != self._backward:
+                self._count_promised()  # an earlier backward pass has ended with a wait
+                self._backward = backward
             self._promised = monotonic()
 
     def settled(self) -> None:
@@ -88,9 +113,16 @@ class WaitingTime:
     # ------------------------------------------------------------ inside
 
     def _forward(self, *_: object) -> None:
-        self._count_promised()
         if self._computing is not None and threading.get_ident() == self._thread:
+            self._unhook()
+            self._count_promised()
             self._computing()
+
+    def _unhook(self) -> None:
+        if self._hooked:
+            self._hooked = False
+            for module in self._modules:
+                module._forward_pre_hooks.pop(_HOOK, None)
 
     def _count_promised(self) -> None:
         """

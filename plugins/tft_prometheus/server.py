@@ -158,7 +158,8 @@ def earlier_port(file: Path, address: Address) -> int:
         return 0
     try:
         ((target,),) = (entry["targets"] for entry in json.loads(file.read_text()))
-        return int(str(target).rpartition(":")[2])
+        port = int(str(target).rpartition(":")[2])
+        return port if 0 < port < 2**16 else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

@@ -12,9 +12,12 @@ from functools import cache
 from typing import Any
 
 import click
+import structlog
 
 from tft.spi import RankBeat, Remark, SessionView, hookimpl
 from tft_stragglers.judge import Judge
+
+log = structlog.get_logger()
 
 VARIABLE = "TFT_STRAGGLERS"
 """The environment variable that carries the number given to `--stragglers` to every process of the
@@ -51,14 +54,28 @@ def tft_opened(session: SessionView) -> object | None:
 
 @hookimpl
 def tft_on_beat(node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark]:
-    return _judge().heard(node, ranks)
-
-
-def _percent() -> float:
-    return float(os.environ.get(VARIABLE, "0"))
+    judge = _judge()
+    return [] if judge is None else judge.heard(node, ranks)
 
 
 @cache
-def _judge() -> Judge:
+def _percent() -> float:
+    """
+    Return the number given to `--stragglers`. A controller that `tft lead` has started does not
+    have the variable, and uses the default.
+    """
+    value = os.environ.get(VARIABLE, "")
+    try:
+        return float(value) if value else DEFAULT
+    except ValueError:
+        log.warning(
+            "stragglers_off", why=f"{VARIABLE} is {value!r}: expected is a number of percent"
+        )
+        return 0.0
+
+
+@cache
+def _judge() -> Judge | None:
     # one judge for each process of a controller
-    return Judge(_percent() / 100)
+    percent = _percent()
+    return Judge(percent / 100) if percent > 0 else None

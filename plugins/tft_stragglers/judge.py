@@ -189,6 +189,8 @@ class Judge:
         self._excess = excess
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._gone: list[int] = []
+        """Ranks that are no peers of their former peers any more, because they have left."""
 
     def heard(self, node: int, ranks: Sequence[RankBeat]) -> list[Remark]:
         """
@@ -201,7 +203,19 @@ class Judge:
             for work in beat.work:
                 for step in group.add(beat.rank, work):
                     remarks.extend(self._judge(group, step))
+            for rank in [*self._gone, *group.absent]:
+                remarks.extend(self._left(rank))
+            self._gone.clear()
         return remarks
+
+    def _left(self, rank: int) -> Iterator[Remark]:
+        """
+        Say of a rank that is not waited for any more that it is no longer slow.
+        """
+        known = self._ranks.get(rank)
+        if known is not None and known.named is not None:
+            known.named = None
+            yield Remark(event="rank_slow_over", facts={"rank": rank, "node": known.node})
 
     def _group(self, node: int, beat: RankBeat) -> _Group:
         """
@@ -220,11 +234,15 @@ class Judge:
         if known is None or known.incarnation != beat.incarnation:
             before, known = known, _Rank(beat.incarnation, node)
             if before is not None:
-                known.named, known.peers = before.named, before.peers
+                known.named, known.peers, known.usual = before.named, before.peers, before.usual
             self._ranks[beat.rank] = known
         known.node = node
         if known.peers is not None and known.peers != beat.peers:
-            self._groups[known.peers].leave(beat.rank)
+            old = self._groups[known.peers]
+            old.leave(beat.rank)
+            # the other ranks with the old peers will have other ones too, or have left the job
+            gone = [rank for rank in old.members if beat.peers and rank not in beat.peers]
+            self._gone.extend(gone)
             self._groups = {peers: each for peers, each in self._groups.items() if each.members}
         known.peers = beat.peers
         group = self._groups.get(beat.peers)
@@ -257,6 +275,8 @@ class Judge:
         elif known.named is None:
             known.found = None, 0
             return
+        if len(known.parts[0].excess) < WINDOW:
+            return  # a new process of a rank that was named is not known to be fast yet
         known.found = cause, known.found[1] + 1 if cause == known.found[0] else 1
         if known.found[1] < CERTAIN or known.named == cause:
             return
@@ -312,5 +332,6 @@ def _expected_alone(group: _Group, times: Mapping[int, Times]) -> Mapping[int, T
         change = everybody
         if 1 < len(changes) <= FEW:
             change = median(each for other, each in changes.items() if other != rank)
-        expected[rank] = tuple(change * seconds for seconds in usual)
+        # others that have become faster are no reason to expect the same of this rank
+        expected[rank] = tuple(max(1.0, change) * seconds for seconds in usual)
     return expected

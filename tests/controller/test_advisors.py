@@ -143,6 +143,8 @@ def test_a_plugin_sees_where_the_ranks_of_a_beat_are() -> None:
         ["slow"],
         [Remark(event="Rank slow!", facts={})],
         [Remark(event="slow", facts={"event": 1})],
+        [Remark(event="slow", facts={"x": {(1, 2): 3}})],
+        [Remark(event="slow", facts={"x": float("nan")})],
     ],
 )
 def test_an_invalid_remark_is_ignored(strange: object) -> None:

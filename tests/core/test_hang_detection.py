@@ -242,10 +242,53 @@ def test_silence_counts_from_a_movement_after_the_resume() -> None:
     assert watch.heard(beat(at + 0.5, 12), at + 0.5) is None
     watch.resumed(at - 1.0)
     silences = [
-        watch.heard(beat(at + after, 12, moved=at - 60.0), at + after)
+        watch.heard(beat(at + after, 12, moved=at + 0.5), at + after)
         for after in (0.5 + 0.9 * count for count in range(1, 23))
     ]
     assert silences == [None] * 22
+
+
+def test_an_announced_phase_that_ends_early_hides_no_hang() -> None:
+    """When a rank has announced that it makes no progress for an hour, and goes on after a second,
+    then silence counts from there. The announced time is no step time."""
+    watch, at = learnt(0.1)
+    assert watch.heard(beat(at + 0.1, 12, moved=at + 3600.0), at + 0.1) is None
+    assert watch.heard(beat(at + 30.0, 12, moved=at + 3600.0), at + 30.0) is None
+    assert watch.heard(beat(at + 30.1, 13), at + 30.1) is None
+    assert watch.limit() == pytest.approx(90.0)
+    at += 30.1
+    silent = [watch.heard(beat(at + n, 13, moved=at), at + n) for n in range(1, 100)]
+    assert [each is not None for each in silent] == [False] * 90 + [True] * 9
+
+
+def test_a_lost_node_that_had_announced_a_phase_hides_no_hang() -> None:
+    """When a node is lost whose rank had announced a long phase, then the others still count."""
+    watch, at = learnt(0.1)
+    pulse = Pulse(
+        rank=1, incarnation=0, position=Position(step=11, window=False), training=True, moved=at + 3600,
+    )  # fmt: skip
+    watch.heard(Beat(node=1, pulses=(pulse,), at=at), at)
+    silent = [watch.heard(beat(at + n, 11, moved=at), at + n) for n in range(1, 50)]
+    assert silent == [None] * 49
+    watch.forget(1)
+    assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
+
+
+def test_a_controller_that_was_blocked_gives_up_no_node() -> None:
+    """When the controller has not looked for longer than a heartbeat may take, then nodes whose
+    heartbeats it has not read yet are not lost."""
+    watch = HangDetection(POLICY)
+    for node in (0, 1):
+        watch.heard(Beat(node=node, pulses=(), at=0.0), 0.0)
+    assert watch.silent(0.1) == []
+    watch.heard(Beat(node=0, pulses=(), at=30.0), 30.0)
+    assert watch.silent(30.0) == []
+    for tenths in range(301, 420):
+        watch.heard(Beat(node=0, pulses=(), at=tenths / 10), tenths / 10)
+        lost = watch.silent(tenths / 10)
+        if lost:
+            break
+    assert (lost, round(tenths / 10)) == ([1], 40)
 
 
 def test_first_step_after_a_resume_has_ten_times_the_limit() -> None:

@@ -46,7 +46,9 @@ def standing(
 def group(
     name: str, entered: int, inside: str = "", ranks: Sequence[int] = (0, 1, 2)
 ) -> GroupStanding:
-    return GroupStanding(group=name, ranks=tuple(ranks), entered=entered, inside=inside)
+    return GroupStanding(
+        group=name, size=len(ranks), members=str(ranks), entered=entered, inside=inside
+    )
 
 
 def trained(steps: int = 10, each: float = 0.2) -> tuple[Standstill, float]:
@@ -108,16 +110,27 @@ def test_a_standstill_that_ends_by_itself_is_learnt() -> None:
     assert stand(job, last + 4, last + 8, step=10) is None
 
 
+def test_a_long_phase_that_ends_early_hides_no_standstill() -> None:
+    """When ranks have announced a long phase, and it ends early, then a standstill after it is
+    noticed as usual, and the phase does not count as the time of a step."""
+    job, last = trained()
+    assert not job.heard(beat(last + 1, 9, last + 3600), last + 1)
+    assert not job.heard(beat(last + 1.2, 10, last + 1.2), last + 1.2)
+    asked = stand(job, last + 1.2, last + 30, step=10)
+    assert asked is not None
+    assert asked - last < 1.2 + STEPS * 0.2 + MARGIN + 1.5
+
+
 def test_the_finding_waits_for_all_answers() -> None:
     """When all ranks have answered, then there is one finding. Answers to other questions do not
     count."""
     job, last = trained()
     at = stand(job, last, last + 10)
     assert at is not None
-    job.answered(standing(0, inquiry=job.number + 1))
-    job.answered(standing(0))
+    job.answered(standing(0, inquiry=job.number + 1), at)
+    job.answered(standing(0), at)
     assert job.finding(at + ANSWER / 2) is None
-    job.answered(standing(1, waiting=False))
+    job.answered(standing(1, waiting=False), at)
     finding = job.finding(at + ANSWER / 2)
     assert finding is not None
     assert [each.rank for each in finding.odd] == [1]
@@ -129,7 +142,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     job, last = trained()
     at = stand(job, last, last + 10)
     assert at is not None
-    job.answered(standing(0))
+    job.answered(standing(0), at)
     finding = job.finding(at + 1.01 * ANSWER)
     assert finding is not None
     assert [(each.rank, "does not answer" in each.why) for each in finding.odd] == [(1, True)]

@@ -5,6 +5,7 @@ Which ranks the plugin names as slow, from the times of their steps.
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,55 @@ def test_nobody_is_named_in_slow_jobs_without_a_slow_rank(name: str) -> None:
     """When a real job is slow because its last stage has more work, or because sequences differ in
     length, then nobody is named in 10,000 steps, in which the record is repeated."""
     assert judged(recorded(name, 10_000 if name == "ST" else 2000)) == []
+
+
+# ---------------------------------------------------------------- processes and ranks that change
+
+
+def test_a_new_process_that_is_as_slow_is_not_called_fast() -> None:
+    """When a slow process is replaced by one that is as slow, then no remark says that the rank is
+    fast again, with peers and without."""
+    for peers in (None, ALONE):
+        since = 90
+        stream = [
+            replace(beat, incarnation=int(beat.rank == 2 and beat.step > 130))
+            for beat in beats(
+                range(1, 200), range(4), slowed(2, "compute", 1.5, since), peers=peers
+            )
+        ]
+        assert [(each.event, each.facts["rank"]) for each in judged(stream)] == [("rank_slow", 2)]
+
+
+def test_a_slow_rank_that_leaves_the_job_is_no_longer_slow() -> None:
+    """When a slow rank leaves, so that the others have fewer peers, or send no more times, then a
+    remark says that it is no longer slow."""
+    stream = list(beats(range(1, 60), range(4), slowed(2, "compute", 1.5)))
+    for peers in ((0, 1, 3), (0, 1, 2, 3)):
+        later = [
+            replace(beat, peers=peers)
+            for beat in beats(range(60, 200), range(4), lambda *_: 1.0)
+            if beat.rank != 2
+        ]
+        named = [(each.event, each.facts["rank"]) for each in judged([*stream, *later])]
+        assert named == [("rank_slow", 2), ("rank_slow_over", 2)]
+
+
+def test_a_stage_is_not_named_because_another_becomes_faster() -> None:
+    """When one stage was slow in the beginning, as in a compilation, and becomes faster, then the
+    other stage, which has not changed, is not named."""
+
+    def slow(rank: int, step: int, part: str) -> float:
+        return 1.3 if rank == 1 and step <= 40 else 1.0
+
+    peers = dict.fromkeys(range(2), ())
+    assert judged(beats(range(1, 300), range(2), slow, noise=0.02, peers=peers)) == []
+
+
+def test_ranks_are_judged_at_once_after_a_rollback() -> None:
+    """When all ranks go back by hundreds of steps, then a rank that is slow since is named within
+    20 steps, although the beats of the ranks come one after the other."""
+    stream = list(beats(range(1, 600), range(4), lambda *_: 1.0))
+    stream += beats(range(100, 140), range(4), slowed(1, "compute", 1.3))
+    [remark] = judged(stream)
+    assert remark.facts["rank"] == 1
+    assert 100 < remark.facts["step"] < 100 + WINDOW + CERTAIN  # type: ignore[operator]  # an int

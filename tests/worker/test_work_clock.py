@@ -22,8 +22,14 @@ class Rank:
         self.waits = 0.0
         self.page = Page.create()
         self.clock = WorkClock(self.page)
-        self.clock.waited = lambda: self.waits
+        self.clock.meter = self
         patch.setattr(work_clock, "monotonic", lambda: self.now)
+
+    def step_begins(self) -> None:
+        pass
+
+    def waited(self) -> float:
+        return self.waits
 
     def works(self, seconds: float) -> None:
         self.now += seconds
@@ -97,7 +103,7 @@ def test_a_step_without_a_forward_pass_has_its_work_as_input(rank: Rank) -> None
 
 def test_nothing_is_measured_if_the_adaptor_cannot_tell_waits(rank: Rank) -> None:
     """When the adaptor cannot say how long the rank waits, then no times are written."""
-    rank.clock.waited = None
+    rank.clock.meter = None
     rank.clock.step_begins()
     train(rank, 1)
     assert rank.page.worked() == 0

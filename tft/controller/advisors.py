@@ -5,6 +5,7 @@ makes all decisions. If a plugin raises an exception, the exception is logged, a
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -106,7 +107,8 @@ class Advisors:
                     "remark_not_understood",
                     what=repr(remark),
                     why="the hook tft_on_beat must return a list of objects of the class Remark, "
-                    "whose events and names of facts are words such as rank_slow",
+                    "whose events and names of facts are words such as rank_slow, and whose values "
+                    "can be written as JSON",
                 )
         return remarks
 
@@ -156,7 +158,13 @@ def _is_valid(remark: Remark) -> bool:
     if not isinstance(facts, Mapping) or not _TAKEN.isdisjoint(facts):
         return False
     names: list[object] = [remark.event, *facts]
-    return all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+    if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        return False
+    try:
+        json.dumps(facts, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False  # such a value could not be written to the report
+    return True
 
 
 def _listed(answer: object) -> Iterable[object]:

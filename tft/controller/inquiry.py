@@ -55,7 +55,7 @@ class Inquiry:
         """
         Record the answer of a rank.
         """
-        self._standstill.answered(answer)
+        self._standstill.answered(answer, at)
         self._conclude(at)
 
     def _conclude(self, at: float) -> None:
@@ -80,7 +80,7 @@ class Inquiry:
         text = "\n".join(map(_described, finding.answers))
         try:
             write_whole(path, text)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             log.warning("stacks_not_written", path=str(path), why=str(error))
             return ""
         return str(path)
@@ -89,7 +89,7 @@ class Inquiry:
 def _described(answer: Whereabouts) -> str:
     position = answer.position
     groups = "".join(
-        f"  group {each.group!r} of ranks {list(each.ranks)}: {each.entered} collectives entered"
+        f"  group {each.group!r} of {each.size} ranks ({each.members}): {each.entered} collectives entered"
         f"{f', waits in {each.inside}' if each.inside else ''}\n"
         for each in answer.groups
     )

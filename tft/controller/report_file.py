@@ -9,6 +9,7 @@ from typing import Any
 import pluggy
 
 from tft.config import JobSettings
+from tft.controller.remarks import KEPT, Remarks
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Fault
 from tft.core.job.incident_report import incident_report, job_report, missed_report
@@ -29,7 +30,7 @@ class ReportFile:
         self._settings = settings
         self._plugins = plugins
         self._path = settings.run_dir / "report.json"
-        self._remarks: list[dict[str, object]] = []
+        self._remarks = Remarks(settings.run_dir / "remarks.jsonl", settings.run)
 
     def earlier(self, what: str) -> list[Any]:  # Any: parsed JSON
         """
@@ -47,7 +48,7 @@ class ReportFile:
         Keep a remark of a plugin for the report. `at` is the present time (CLOCK_MONOTONIC, in
         seconds).
         """
-        self._remarks.append({"event": remark.event, "at": at, "facts": dict(remark.facts)})
+        self._remarks.add(remark, at)
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
@@ -65,7 +66,7 @@ class ReportFile:
             [*self.earlier("missed"), *missed_report(machine.missed)],
             unprotected_steps,
             [*self.earlier("begins_unlike"), *machine.begins_unlike],
-            [*self.earlier("remarks"), *self._remarks],
+            [*self.earlier("remarks"), *self._remarks.rows][-KEPT:],
         )
         write_whole(self._path, json.dumps(report, indent=1, default=str))
 

@@ -662,8 +662,11 @@ class GroupStanding:
 
     group: str
     """The name of the group, which is the same on all its ranks."""
-    ranks: tuple[int, ...]
-    """The ranks of the group."""
+    size: int
+    """The number of ranks in the group."""
+    members: str
+    """A digest of the ranks of the group, or the ranks themselves as text if they are few. Groups
+    with the same name and members are one group."""
     entered: int
     """The number of collectives of the group that the rank has entered. Messages between two ranks
     are not counted."""
@@ -701,7 +704,7 @@ class Whereabouts:
     """The innermost line (FILE:LINE) of the user's code in which the training thread is. Empty if
     there is none."""
     stack: str
-    """The whole stack of the training thread, as text."""
+    """The innermost frames on the stack of the training thread, as text."""
     groups: tuple[GroupStanding, ...]
     """The process groups of the rank. Empty if the adaptor does not tell."""
     at: float

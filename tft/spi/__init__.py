@@ -51,6 +51,7 @@ from tft.spi.types import (
     SessionView,
     ShardPayload,
     SliceContent,
+    WorkMeter,
 )
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "TrainingFault",
     "TrainingState",
     "Verdict",
+    "WorkMeter",
     "digest_parts",
     "hookimpl",
     "hookspec",

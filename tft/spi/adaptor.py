@@ -23,6 +23,7 @@ from tft.spi.types import (
     Numbers,
     ShardPayload,
     SliceContent,
+    WorkMeter,
 )
 
 
@@ -485,16 +486,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_watch_work(self, computing: Callable[[], None]) -> Callable[[], float] | None:
+    def tft_watch_work(self, computing: Callable[[], None]) -> WorkMeter | None:
         """
-        Start to call `computing()` when a forward pass begins. Return a function that returns how
-        many seconds the training thread has waited for other ranks so far, in this process.
+        Return an object that calls `computing()` when the first forward pass of a step begins, and
+        tells how long the training thread has waited for other ranks.
 
         With both, tft measures how long each rank works in a step, and how long it waits for its
         data. The hook is called on the training thread, before `tft_adopt`, if a plugin has asked
-        for it (`SessionView.measure_work`). `computing` is called on the training thread, once or
-        more in every step. The returned function is called there a few times in every step, so it
-        must take a microsecond at most.
+        for it (`SessionView.measure_work`). `computing` is called on the training thread.
 
         Not needed: without this hook, or if the result is None, the work of ranks is not measured.
         """

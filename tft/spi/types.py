@@ -469,6 +469,22 @@ class SessionView(Protocol):
         """
 
 
+class WorkMeter(Protocol):
+    """
+    Tells tft when a rank computes, and how long it waits. Its methods are called on the training
+    thread, a few times in every step, so they must take a microsecond at most.
+    """
+
+    def step_begins(self) -> None:
+        """Call the function `computing`, which the hook `tft_watch_work` was given, when the next
+        forward pass begins."""
+
+    def waited(self) -> float:
+        """Return how many seconds the training thread has waited for other ranks so far, in this
+        process."""
+        raise NotImplementedError
+
+
 class LauncherStore(Protocol):
     """
     The key-value store that a framework's own launcher (such as torchrun) serves for the processes

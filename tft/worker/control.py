@@ -303,8 +303,7 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, Inquire) and self._bus is not None:
             incarnation = self._settings.incarnation
-            answer = self._training.whereabouts(rank, incarnation, message.number)
-            self._bus.publish(BEATS, answer)
+            self._bus.publish(BEATS, self._training.whereabouts(rank, incarnation, message.number))
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
             # copies count as equal only up to the step before the first one that is trained now: an

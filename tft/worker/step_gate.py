@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Literal
 
 import pluggy
+import structlog
 
 from tft.clock import SystemClock
 from tft.core.rank.protocol import (
@@ -25,8 +26,10 @@ from tft.core.rank.protocol import (
     Unlocked,
     Withdrawn,
 )
-from tft.protocol.messages import Position, Resume, Whereabouts
+from tft.protocol.messages import GroupStanding, Position, Resume, Whereabouts
 from tft.worker.whereabouts import stack_of
+
+log = structlog.get_logger()
 
 NEVER = sys.maxsize
 """A step number that no job reaches. As the last step before a lock, it means that no window is
@@ -272,9 +275,17 @@ class Gate:
             waiting=waiting or self._waits_for_others(),
             line=line,
             stack=stack,
-            groups=tuple(self._hook.tft_collectives() or ()),
+            groups=self._groups(),
             at=self._clock.now(),
         )
+
+    def _groups(self) -> tuple[GroupStanding, ...]:
+        try:
+            return tuple(self._hook.tft_collectives() or ())
+        except Exception:
+            # the answer is for the log only: an error of the adaptor must not end the rank
+            log.exception("collectives_unknown")
+            return ()
 
     def hold_after(self, step: int) -> Located:
         """

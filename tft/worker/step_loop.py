@@ -248,9 +248,7 @@ class StepLoop:
         has asked for the times of steps.
         """
         if self.observers.work is not None:
-            self.observers.work.waited = hook.tft_watch_work(
-                computing=self.observers.work.computing
-            )
+            self.observers.work.meter = hook.tft_watch_work(computing=self.observers.work.computing)
 
     def _watch_numbers(self) -> bool:
         """

@@ -12,6 +12,8 @@ _LIBRARIES = tuple(
     {str(_ROOT), *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))}
 )
 """The directories with code that is not the user's: tft itself, Python, and installed packages."""
+_FRAMES = 40
+"""The number of innermost frames of a stack that are described."""
 _EXTENSIONS = "tft_"
 """How the names of adaptors and plugins begin. An editable installation has them elsewhere."""
 
@@ -34,7 +36,7 @@ def _described(frame: FrameType) -> str:
     """
     lines: list[str] = []
     caller: FrameType | None = frame
-    while caller is not None:
+    while caller is not None and len(lines) < _FRAMES:
         code = caller.f_code
         lines.append(f'  File "{code.co_filename}", line {caller.f_lineno}, in {code.co_name}\n')
         caller = caller.f_back

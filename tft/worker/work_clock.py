@@ -2,10 +2,10 @@
 Measures how long this rank works in each step. All code of this module runs on the training thread.
 """
 
-from collections.abc import Callable
 from time import monotonic
 
 from tft.page import Page
+from tft.spi.types import WorkMeter
 
 
 class WorkClock:
@@ -25,18 +25,18 @@ class WorkClock:
         "_opened",
         "_opening_waits",
         "_page",
-        "waited",
+        "meter",
     )
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self.waited: Callable[[], float] | None = None
-        """Returns the seconds that the training thread has waited so far. None: the adaptor cannot
+        self.meter: WorkMeter | None = None
+        """Tells how long the training thread waits, and when it computes. None: the adaptor cannot
         tell, so nothing is measured."""
         self._began = 0.0
         """The time at which the step began. 0.0: the step is not measured."""
         self._before = 0.0
-        """What `waited` returned when the step began."""
+        """What the meter told when the step began."""
         self._computing = 0.0
         """The time at which the first forward pass of the step began, or 0.0."""
         self._input_waits = 0.0
@@ -50,9 +50,10 @@ class WorkClock:
         """
         Record that all work of the last step is done, so that the next step begins now.
         """
-        if self.waited is not None:
+        if self.meter is not None:
             self._computing = 0.0
-            self._before = self.waited()
+            self._before = self.meter.waited()
+            self.meter.step_begins()
             self._began = monotonic()
 
     def forget(self) -> None:
@@ -65,16 +66,16 @@ class WorkClock:
         """
         Record that a forward pass begins. Only the first one of a step counts.
         """
-        if not self._computing and self._began and self.waited is not None:
-            self._input_waits = self.waited() - self._before
+        if not self._computing and self._began and self.meter is not None:
+            self._input_waits = self.meter.waited() - self._before
             self._computing = monotonic()
 
     def arrives(self) -> None:
         """
         Record that the training thread has arrived at the update window.
         """
-        if self._began and self.waited is not None:
-            self._compute_waits = self.waited() - self._before
+        if self._began and self.meter is not None:
+            self._compute_waits = self.meter.waited() - self._before
             self._arrived = monotonic()
             if not self._computing:
                 self._computing, self._input_waits = self._arrived, self._compute_waits
@@ -83,19 +84,19 @@ class WorkClock:
         """
         Record that the update window opens.
         """
-        if self._began and self.waited is not None:
-            self._opening_waits = self.waited() - self._before
+        if self._began and self.meter is not None:
+            self._opening_waits = self.meter.waited() - self._before
             self._opened = monotonic()
 
     def closes(self, step: int) -> None:
         """
         Record that the update window of `step` closes, and write the times of the step to the page.
         """
-        if not self._began or self.waited is None:
+        if not self._began or self.meter is None:
             return
         now = monotonic()
         # collectives in the update window (such as those of a sharded optimizer) are waits, too
-        waited = self.waited() - self._before
+        waited = self.meter.waited() - self._before
         self._page.post_work(
             step,
             self._computing - self._began - self._input_waits,

@@ -13,6 +13,7 @@ from itertools import takewhile
 from statistics import median
 
 from tft.core.job.policy import Policy
+from tft.core.link.newest_move import NEVER, NewestMove
 from tft.protocol.messages import Beat
 
 LEARNT = 5
@@ -38,12 +39,14 @@ class HangDetection:
         # for each rank: the incarnation and the step in its last heartbeat, and the time of this
         # step
         self._last: dict[int, tuple[int, int, float]] = {}
-        self._moved = float("-inf")
+        self._moved = NewestMove()
         self._warming = False
         # for each node: the local time at which its last heartbeat arrived. The node that has been
         # silent longest comes first
         self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
+        self._looked: float | None = None
+        """The last time at which silent nodes were looked for. None: never yet."""
         # for each node: the smallest difference seen between the local time at which a heartbeat
         # arrived and the time in the heartbeat, which the node has taken from its own clock
         self._offsets: dict[int, float] = {}
@@ -74,7 +77,7 @@ class HangDetection:
         Record that training continues at time `at`. The time before `at` does not count as a stall,
         and the first step afterwards may take longer than others.
         """
-        self._moved = max(self._moved, at)
+        self._moved.not_before(at)
         self._last.clear()
         self._warming = True
 
@@ -90,6 +93,7 @@ class HangDetection:
         Record that a node is known to be lost. From now on, the method `silent` does not return it.
         """
         self._beats.pop(node, None)
+        self._moved.leave(node)
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
@@ -109,19 +113,22 @@ class HangDetection:
         offset = min(self._offsets.get(beat.node, math.inf), at - beat.at)
         self._offsets[beat.node] = offset
         if beat.at - before > ASLEEP:
-            self._moved = max(self._moved, beat.at + offset)
+            self._moved.not_before(beat.at + offset)
         self._sent[beat.node] = beat.at
         training = [pulse for pulse in beat.pulses if pulse.training]
+        newest = NEVER
         for pulse in training:
+            moved = min(pulse.moved, beat.at)  # the time of a step is never one in the future
             last = self._last.get(pulse.rank)
             step = pulse.position.step
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
-                self._durations.append((pulse.moved - last[2]) / (step - last[1]))
+                self._durations.append((moved - last[2]) / (step - last[1]))
                 self._warming = False
             if last is None or last[:2] != (pulse.incarnation, step):
-                self._last[pulse.rank] = (pulse.incarnation, step, pulse.moved)
-            self._moved = max(self._moved, pulse.moved + offset)
-        silence = beat.at + offset - self._moved
+                self._last[pulse.rank] = (pulse.incarnation, step, moved)
+            newest = max(newest, pulse.moved + offset)
+        self._moved.heard(beat.node, newest)
+        silence = beat.at + offset - self._moved.at
         return silence if training and silence > self.limit() else None
 
     def silent(self, at: float) -> list[int]:
@@ -129,6 +136,11 @@ class HangDetection:
         Return the nodes that have sent no heartbeat for longer than `node_silence` while another
         node still sends heartbeats. Each silent node is returned by one call only.
         """
+        blocked = self._looked is not None and at - self._looked > ASLEEP
+        self._looked = at
+        if blocked:
+            # this controller has not run, so heartbeats may have come that it has not read yet
+            self._beats = dict.fromkeys(self._beats, at)
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
             return []  # no node at all is heard, so the bus or this controller is the likely cause
         # this method is called after every heartbeat and must be fast. The nodes are sorted by the

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tft.core.link.newest_move import NEVER, NewestMove
 from tft.protocol.messages import Beat, GroupStanding, Whereabouts
 
 LEARNT = 5
@@ -24,7 +25,8 @@ MARGIN = 0.5
 """The time in seconds for which a rank may stand still beside `STEPS` step times: a busy machine may
 stop a process for some tenths of a second."""
 ANSWER = 0.3
-"""The time in seconds within which ranks answer. Their control threads need milliseconds."""
+"""The time in seconds without a further answer after which no more answers are waited for. The
+control threads of ranks need milliseconds."""
 LONGER = 1.25
 """If the job has stood still before and has then gone on by itself, as in an evaluation, ranks are
 asked only after so many times the longest of these times."""
@@ -64,12 +66,13 @@ class Standstill:
         self._last: dict[int, tuple[int, int, float]] = {}
         """For each rank that trains: its incarnation, its step, and when it completed this step, by
         the clock of its node."""
-        self._moved = 0.0
+        self._moved = NewestMove()
         """The time of the last progress of any rank, by the clock of the controller."""
         self._longest = 0.0
         """The longest standstill that has ended by itself."""
         self._asked: float | None = None
         """When the ranks were asked about the present standstill. None: they were not."""
+        self._newest_answer = 0.0
         self._silence = 0.0
         self._answers: dict[int, Whereabouts] = {}
         self.number = 0
@@ -80,7 +83,8 @@ class Standstill:
         Record that training begins or continues at the time `at`, so that the time before it does
         not count.
         """
-        self._moved = at
+        self._moved.forget()
+        self._moved.not_before(at)
         self._last.clear()
         self._asked = None
 
@@ -89,24 +93,26 @@ class Standstill:
         Record a beat that has arrived at the time `at`. Return True if all ranks must be asked now
         where they stand.
         """
+        newest = NEVER
         for pulse in beat.pulses:
             step, last = pulse.position.step, self._last.get(pulse.rank)
+            moved = min(pulse.moved, beat.at)  # the time of a step is never one in the future
             if not pulse.training:
                 self._last.pop(pulse.rank, None)
                 continue
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
-                self._durations.append((pulse.moved - last[2]) / (step - last[1]))
+                self._durations.append((moved - last[2]) / (step - last[1]))
                 self._progress(at)
             if last is None or last[:2] != (pulse.incarnation, step):
-                self._last[pulse.rank] = pulse.incarnation, step, pulse.moved
+                self._last[pulse.rank] = pulse.incarnation, step, moved
             # a time in the future announces a long phase, and a window that opens is progress
-            self._moved = max(self._moved, at - max(0.0, beat.at - pulse.moved))
-            if pulse.moved > beat.at:
-                self._moved = max(self._moved, at + pulse.moved - beat.at)
-        silence = at - self._moved
+            newest = max(newest, at + pulse.moved - beat.at)
+        self._moved.heard(beat.node, newest)
+        silence = at - self._moved.at
         if self._asked is not None or silence <= self.limit() or not self._last:
             return False
         self._asked, self._silence, self._answers = at, silence, {}
+        self._newest_answer = at
         self.number += 1
         return True
 
@@ -118,12 +124,14 @@ class Standstill:
             return float("inf")
         return max(STEPS * median(self._durations) + MARGIN, LONGER * self._longest)
 
-    def answered(self, answer: Whereabouts) -> None:
+    def answered(self, answer: Whereabouts, at: float) -> None:
         """
-        Record the answer of a rank. An answer to an earlier question is ignored.
+        Record the answer of a rank, which was read at the time `at`. An answer to an earlier
+        question is ignored.
         """
         if answer.inquiry == self.number and self._asked is not None:
             self._answers[answer.rank] = answer
+            self._newest_answer = at
 
     def finding(self, at: float) -> Finding | None:
         """
@@ -132,16 +140,18 @@ class Standstill:
         """
         if self._asked is None or self._silence < 0:
             return None
-        missing = self._last.keys() - self._answers.keys()
-        if missing and at - self._asked < ANSWER:
+        # count from the newest answer: to read those of many ranks takes longer than `ANSWER`
+        complete = len(self._answers) >= len(self._last)
+        if not complete and at - self._newest_answer < ANSWER:
             return None
+        missing = self._last.keys() - self._answers.keys()
         silence, self._silence = self._silence, -1.0
         answers = tuple(self._answers[rank] for rank in sorted(self._answers))
         return Finding(silence=silence, odd=odd_ranks(answers, sorted(missing)), answers=answers)
 
     def _progress(self, at: float) -> None:
         if self._asked is not None:
-            self._longest = max(self._longest, at - self._moved)
+            self._longest = max(self._longest, at - self._moved.at)
             self._asked = None
 
 
@@ -174,10 +184,10 @@ _Members = Mapping[int, tuple[Whereabouts, GroupStanding]]
 
 
 def _groups(answers: Sequence[Whereabouts]) -> Iterable[_Members]:
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, tuple[Whereabouts, GroupStanding]]] = {}
+    groups: dict[tuple[str, str], dict[int, tuple[Whereabouts, GroupStanding]]] = {}
     for answer in answers:
         for standing in answer.groups:
-            members = groups.setdefault((standing.group, standing.ranks), {})
+            members = groups.setdefault((standing.group, standing.members), {})
             members[answer.rank] = answer, standing
     return groups.values()
 
