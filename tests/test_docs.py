@@ -297,3 +297,23 @@ def test_every_page_is_on_the_index() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
 
     assert sorted(listed) == sorted(pages - {"index.md"})
+
+
+def test_every_picture_is_drawn_by_a_script_and_known_to_a_test() -> None:
+    """When there is a picture in docs, then CONTRIBUTING.md names the script that draws it from a
+    real run, a page shows the picture, and a test knows it."""
+    table = rows(section("CONTRIBUTING.md", "Pictures"))
+    drawn = {
+        str(picture.relative_to(ROOT))
+        for picture in ROOT.glob("docs/pictures/*")
+        if picture.suffix in (".svg", ".png", ".gif", ".jpg", ".webp")
+    }
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    shown = "".join(path.read_text() for path in PAGES)
+
+    assert set(table) == drawn
+    for picture, (script, *_) in table.items():
+        name = Path(picture).name
+        assert (ROOT / script.strip("`").split()[0]).is_file(), picture
+        assert f"pictures/{name})" in shown, picture
+        assert name in tests, picture

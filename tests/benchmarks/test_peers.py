@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.peers import page
 from tests.benchmarks.peers.measures import measured
 from tests.benchmarks.peers.page import row
 from tests.benchmarks.peers.workload import KILLED, RANKS, STEPS, VICTIM
@@ -70,3 +71,18 @@ def test_job_that_does_not_end_has_no_pause(tmp_path: Path) -> None:
     assert row("other", [{**found, "identical": False}]).startswith(
         "| other (0 of 1 jobs ended) | none"
     )
+
+
+def test_picture_and_table_show_the_results_that_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the picture and the table of the comparison are made again from the stored results, then
+    they are the same."""
+    picture, text = tmp_path / "peers.svg", tmp_path / "peers.md"
+    text.write_text(page.PAGE.read_text())
+    stored = page.PICTURE.read_text(), page.PAGE.read_text()
+    monkeypatch.setattr(page, "PICTURE", picture)
+    monkeypatch.setattr(page, "PAGE", text)
+    page.main()
+
+    assert (picture.read_text(), text.read_text()) == stored
