@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench bench-peers format clean
+.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench bench-peers docs format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -51,12 +51,17 @@ bench: $(INSTALLED)
 bench-peers:
 	PYTHON=$(PYTHON) scripts/peers
 
+# The pages of docs/ as a site, site/index.html, in an environment of its own: `.venv-docs`.
+docs:
+	PYTHON=$(PYTHON) scripts/site
+	@echo "The site begins at site/index.html."
+
 format: $(INSTALLED)
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-mindspeed .venv-peers
+	rm -rf .venv .venv-mindspore .venv-mindspeed .venv-peers .venv-docs site
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
 $(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml
