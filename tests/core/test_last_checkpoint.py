@@ -95,6 +95,26 @@ def test_unfinished_recovery_is_reported_as_exit() -> None:
     assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)
 
 
+def test_newest_checkpoint_of_an_ended_job_is_its_last_one() -> None:
+    """When the job has ended with a last checkpoint, then this is the newest one, also if a signal
+    has asked for the end. When it has ended without, then the newest is the periodic one."""
+    saved = trained(4)
+    saved.checkpointed(2)
+    saved.stop(15)
+    saved.settle()
+    assert saved.over is not None
+    assert saved.over.result == "cancelled"
+    assert saved.machine.checkpointed == saved.machine.last_step > 2
+    lost = trained(2)
+    lost.checkpointed(2)
+    lost.script.slow = {0, 1}
+    lost.kill(0)
+    lost.kill(1)
+    lost.stop(15)
+    lost.settle()
+    assert lost.machine.checkpointed == 2
+
+
 def test_last_checkpoint_has_no_reservation_about_a_later_step() -> None:
     """When a copy was unreadable at the end of a step and an earlier step is saved, then the report
     does not mention this copy. It still lists the loops that draw random numbers in their tails."""

@@ -42,6 +42,8 @@ class Advisors:
         self._plugins = plugins
         self._asked: set[asyncio.Task[None]] = set()
         self._heed_beats = bool(plugins.hook.tft_on_beat.get_hookimpls())
+        self.heed_final = bool(plugins.hook.tft_on_final_step.get_hookimpls())
+        """True if some plugin wants to know which steps are final."""
         self._complained = False
         self._peers: Mapping[int, tuple[int, ...]] = {}
 
@@ -69,6 +71,20 @@ class Advisors:
         event, and `facts` maps the name of each detail of the event to its value.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
+
+    def closed(self, incident: Mapping[str, object], began: float) -> None:
+        """
+        Tell the plugins about a closed incident: its entry in the report, and the time from which
+        the times in the entry count (in seconds since 1970).
+        """
+        call_guarded(self._plugins, "tft_on_incident_closed", incident=incident, began=began)
+
+    def final(self, step: int | None) -> None:
+        """
+        Tell the plugins that all steps up to `step` are final. None: there is nothing to tell.
+        """
+        if step is not None:
+            call_guarded(self._plugins, "tft_on_final_step", step=step)
 
     def resumed(self, replicas: Replicas) -> None:
         """

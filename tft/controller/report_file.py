@@ -4,15 +4,22 @@ is over.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pluggy
 
+from tft.clock import SystemClock, unix_time
 from tft.config import JobSettings
 from tft.controller.remarks import KEPT, Remarks
 from tft.core.job.commands import JobOver
-from tft.core.job.incident import Fault
-from tft.core.job.incident_report import incident_report, job_report, missed_report
+from tft.core.job.incident import Fault, Incident
+from tft.core.job.incident_report import (
+    incident_began,
+    incident_report,
+    job_report,
+    missed_report,
+)
 from tft.core.job.machine import Machine
 from tft.files import write_whole
 from tft.plugins import call_guarded
@@ -31,6 +38,8 @@ class ReportFile:
         self._plugins = plugins
         self._path = settings.run_dir / "report.json"
         self._remarks = Remarks(settings.run_dir / "remarks.jsonl", settings.run)
+        self._closed = 0
+        """How many closed incidents `newly_closed` has returned."""
 
     def earlier(self, what: str) -> list[Any]:  # Any: parsed JSON
         """
@@ -42,6 +51,23 @@ class ReportFile:
             return []
         entries: list[Any] = json.loads(self._path.read_text()).get(what, [])
         return entries
+
+    def newly_closed(self, incidents: Sequence[Incident]) -> Sequence[Incident]:
+        """
+        Return those of the closed incidents of the job that have closed since the last call.
+        """
+        new = incidents[self._closed :]
+        self._closed = len(incidents)
+        return new
+
+    def entry(self, incident: Incident) -> tuple[dict[str, object], float]:
+        """
+        Return the entry of a closed incident, as it will be in the report, and the time from which
+        the times in the entry count (in seconds since 1970).
+        """
+        began = incident_began(incident, self._moment)
+        unix = unix_time() - (SystemClock().now() - began)
+        return incident_report(incident, self._moment), unix
 
     def remark(self, remark: Remark, at: float) -> None:
         """

@@ -33,6 +33,7 @@ from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import CALM, SETTLED, State
 from tft.core.link.connections import Connections
 from tft.core.link.delivery import Inbox
+from tft.core.link.final_steps import FinalSteps
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
@@ -99,6 +100,7 @@ class _Beats:
     progress: ProgressFile
     slices: SliceComparison = field(default_factory=SliceComparison)
     protection: Protection = field(default_factory=Protection)
+    final_steps: FinalSteps = field(default_factory=FinalSteps)
 
 
 class Controller:
@@ -126,6 +128,9 @@ class Controller:
             inquiry=Inquiry(settings.run_dir, self._publish, self._remark),
             progress=ProgressFile(settings.run_dir / "progress.jsonl", opened),
         )
+        # an earlier controller has told the plugins its closed incidents, and where the ranks began
+        self._report.newly_closed(self._machine.incidents)
+        self._beats.final_steps.resumed(self._members(), None)
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
         # now, because the ranks may be training already, under an earlier controller
         self._compare_slices()
@@ -329,6 +334,8 @@ class Controller:
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)
+        if self._advisors.heed_final and self._machine.state in CALM:
+            self._advisors.final(self._beats.final_steps.heard(beat, now))
         self._beats.progress.beat(beat, now)
         self._beats.connections.heard(beat.node, now)
         if self._machine.state is State.HEALTHY:
@@ -424,7 +431,27 @@ class Controller:
                 self._beats.hang_detection.resumed(event.at)
             if state is State.RESUMING:
                 self._compare_slices()
+                self._advisors.final(
+                    self._beats.final_steps.resumed(self._members(), self._began_after())
+                )
+        for closed in self._report.newly_closed(self._machine.incidents):
+            self._advisors.closed(*self._report.entry(closed))
         self._set_timer()
+
+    def _members(self) -> frozenset[int]:
+        """
+        Return the ranks that train, or none if no rank has trained yet.
+        """
+        return frozenset() if self._machine.attempt is None else self._machine.members
+
+    def _began_after(self) -> int | None:
+        """
+        Return the step after which the ranks begin to train now. None: a pause is over, and they go
+        on where they are.
+        """
+        incident = self._machine.incident
+        step = incident.progress.step
+        return None if incident.closed is not None or step is None else step - 1
 
     def _compare_slices(self) -> None:
         """
@@ -460,7 +487,10 @@ class Controller:
 
     def _do(self, command: Command) -> None:
         match command:
-            case JobOver():
+            case JobOver(result=result):
+                machine = self._machine
+                last = machine.last_step if result == "completed" else machine.checkpointed
+                self._advisors.final(self._beats.final_steps.over(last))
                 self._report.write(command, self._machine, self._beats.protection.steps())
                 self._over.set()
             case Tell(event=event, facts=facts):

@@ -213,6 +213,32 @@ class PluginSpecs:
         """
 
     @hookspec
+    def tft_on_incident_closed(self, incident: Mapping[str, object], began: float) -> None:
+        """
+        React to the end of an incident. `incident` is its entry in the report of the job, with the
+        faults, the strategy and the phases. The times in the entry are in seconds since `began`,
+        which is in seconds since 1970.
+
+        Called in the controller's event loop, so it must not block. Called once for each incident,
+        when the ranks train again or when the job ends. If the controller is killed at that moment,
+        the hook may never be called for this incident.
+        """
+
+    @hookspec
+    def tft_on_final_step(self, step: int) -> None:
+        """
+        React to the fact that all steps up to `step` are final: every rank that takes part has
+        ended them, with their tails and the functions after them. A recovery from copies in memory
+        goes back to no earlier step.
+
+        Called in the controller's event loop, a few times a second at most, so it must not block.
+        If `step` is smaller than in the call before, the job has gone back to a checkpoint or to a
+        copy in host memory: the steps after `step` are computed again. When a run begins, the hook
+        is called with the step from which it goes on. A controller that continues the run of an
+        earlier one begins with the last final step.
+        """
+
+    @hookspec
     def tft_on_beat(self, node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark] | None:
         """
         Return remarks about the job after a heartbeat of a node, or None if there is nothing to

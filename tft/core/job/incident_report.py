@@ -28,15 +28,21 @@ Moment = Callable[[Fault], float | None]
 the first evidence is known."""
 
 
+def incident_began(incident: Incident, moment: Moment) -> float:
+    """
+    Return when the first fault of an incident happened or, if that is not known, when it was first
+    seen (CLOCK_MONOTONIC, in seconds). Times in the report count from this moment.
+    """
+    return min(_known(incident, moment), default=_seen(incident))
+
+
 def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     """
     Return the entry of one incident in the field `incidents` of the report. The function `moment`
-    returns when a fault really happened. Times in the entry are in seconds since the first fault
-    happened or, if that is not known, since the first fault was seen.
+    returns when a fault really happened. Times in the entry are in seconds since `incident_began`.
     """
-    roots = incident.roots()
-    known = [at for fault in roots if (at := moment(fault)) is not None]
-    seen = min((fault.seen for fault in incident.faults), default=incident.opened)
+    roots, seen = incident.roots(), _seen(incident)
+    known = _known(incident, moment)
     began = min(known, default=seen)
     phases = [
         {"name": p.name, "rank": p.rank, "start": p.start - began, "end": p.end - began}
@@ -112,6 +118,14 @@ def job_report(
         "begins_unlike": list(begins_unlike),
         "remarks": list(remarks),
     }
+
+
+def _known(incident: Incident, moment: Moment) -> list[float]:
+    return [at for fault in incident.roots() if (at := moment(fault)) is not None]
+
+
+def _seen(incident: Incident) -> float:
+    return min((fault.seen for fault in incident.faults), default=incident.opened)
 
 
 def _fault_report(fault: Fault, moment: Moment, began: float) -> dict[str, object]:

@@ -188,6 +188,13 @@ class Machine:
         return self._job.training.last_step
 
     @property
+    def checkpointed(self) -> int:
+        """
+        The step of the newest complete checkpoint. Without one, the step from which the job began.
+        """
+        return self._job.checkpoints.newest
+
+    @property
     def compared(self) -> int:
         """
         The newest step at whose end all copies of each shard are known to have been equal.

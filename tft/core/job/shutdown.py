@@ -196,6 +196,7 @@ class Shutdown:
         job = self._job
         step = job.incident.progress.agreed
         job.training.last_step = step
+        job.checkpoints.newest = max(job.checkpoints.newest, step)
         if job.end.stop is not None and job.end.stop.signal:
             return self.exit("cancelled", 128 + job.end.stop.signal, job.end.stop.why)
         why = job.incident.decision.forced or "the job cannot go on"

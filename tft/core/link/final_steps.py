@@ -1,0 +1,70 @@
+"""
+Find out which steps are final: all ranks that take part have ended them, so that no recovery from
+copies in memory goes back before them.
+"""
+
+from collections.abc import Collection
+
+from tft.protocol.messages import Beat
+
+LOOK = 0.1
+"""The least time in seconds between two looks at the positions of all ranks. A look takes the longer
+the more ranks the job has, and heartbeats are many."""
+
+
+class FinalSteps:
+    """
+    Follows the last final step of a job by the positions of the ranks in heartbeats (`Beat`).
+
+    A step is final when every member has ended it, its tail and the functions after it included.
+    Then each copy in memory is a copy of its end or of a later step. Only a return to a checkpoint,
+    or to a copy that was kept on purpose, goes back further.
+    """
+
+    def __init__(self) -> None:
+        self._members: frozenset[int] = frozenset()
+        self._ended: dict[int, int] = {}
+        self._last: int | None = None
+        self._next = 0.0
+
+    def resumed(self, members: Collection[int], step: int | None) -> int | None:
+        """
+        Record that `members` train on from the end of `step`. None: they go on where they are, as
+        after a pause.
+
+        Return `step` if this is news: the job begins there, or goes back before a final step.
+        Otherwise return None.
+        """
+        self._members, self._ended = frozenset(members), {}
+        if step is None or (self._last is not None and step >= self._last):
+            return None
+        self._last = step
+        return step
+
+    def heard(self, beat: Beat, at: float) -> int | None:
+        """
+        Take in the heartbeat of a node that has arrived at the time `at` (in seconds). Return the
+        last final step if it is a later one than before, and a look at all ranks is due. Otherwise
+        return None.
+        """
+        for pulse in beat.pulses:
+            if pulse.rank in self._members:
+                position = pulse.position
+                self._ended[pulse.rank] = position.step - (position.tail or position.after)
+        if at < self._next or not self._members or len(self._ended) < len(self._members):
+            return None
+        self._next = at + LOOK
+        return self._raised(min(self._ended.values()))
+
+    def over(self, step: int) -> int | None:
+        """
+        Record that the job is over, and that its newest checkpoint or its end is that of `step`.
+        Return `step` if it is a later one than the last final step, otherwise None.
+        """
+        return self._raised(step)
+
+    def _raised(self, step: int) -> int | None:
+        if self._last is not None and step <= self._last:
+            return None
+        self._last = step
+        return step
