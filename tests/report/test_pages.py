@@ -308,3 +308,19 @@ def test_picture_of_many_ranks_shows_those_at_fault(run_dir: Path) -> None:
 def test_seconds_are_written_as_people_write_them(value: float | None, text: str) -> None:
     """When a duration is shown, then it has the unit that fits."""
     assert seconds(value) == text
+
+
+def test_loss_comes_from_logged_values_if_none_was_recorded(run_dir: Path) -> None:
+    """When a script logs its loss and records none, then the page has the curve of the logged one.
+    The lowest rank that has logged one counts."""
+    (run_dir / "records-rank0.jsonl").unlink()
+    for rank, loss in ((1, 1.0), (2, 2.0)):
+        (run_dir / f"values-rank{rank}.jsonl").write_text(
+            "".join(
+                json.dumps({"step": n, "unix": 1.5, "values": values}) + "\n"
+                for n in range(1, 50)
+                for values in ({"lr": 0.5}, {"loss": loss * n})
+            )
+        )
+    losses = gather(run_dir).losses
+    assert losses == tuple((n, 1.0 * n) for n in range(1, 50))

@@ -3,6 +3,7 @@ Records of a script: rows that are written exactly once for each step.
 """
 
 import json
+import math
 import resource
 from pathlib import Path
 
@@ -116,3 +117,60 @@ def test_all_rows_of_a_run_that_begins_again_are_dropped(tmp_path: Path) -> None
     (tmp_path / "records-rank2.jsonl").write_bytes(b"\0" * 40 + b"\n" + b'{"step": 1}\n')
     Records(tmp_path, 2).drop_later(0)
     assert rows(tmp_path) == []
+
+
+# ---------------------------------------------------------------- values of session.log
+
+
+def values(directory: Path) -> list[tuple[int, dict[str, float]]]:
+    """
+    Return the steps and values that rank 2 has logged.
+    """
+    path = directory / "values-rank2.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["step"], row["values"]) for row in found]
+
+
+def test_logged_values_follow_the_rows_back(tmp_path: Path) -> None:
+    """When training goes back, or the functions after a step are called again, then their values
+    are removed as their rows are."""
+    records = Records(tmp_path, 2)
+    records.log(1, {"loss": 0.5})
+    records.log(2, {"loss": 0.25})
+    records.drop_later(1)
+    records.log(2, {"loss": 0.125})
+    records.begin_after(2)
+    records.log(3, {"val/loss": 1.5})
+    records.drop_after(2)
+    assert values(tmp_path) == [(1, {"loss": 0.5}), (2, {"loss": 0.125})]
+
+
+class Tensor:
+    """
+    A tensor as frameworks have them, with one element or with two.
+    """
+
+    def __init__(self, *elements: float) -> None:
+        self._elements = elements
+
+    def __float__(self) -> float:
+        (element,) = self._elements
+        return element
+
+
+def test_logged_numbers_keep_all_their_bits(tmp_path: Path) -> None:
+    """When a script logs numbers, then the file has them as they are, whatever their type."""
+    logged = {"third": 1 / 3, "big": 2**70, "tensor": Tensor(0.1), "flag": True, "inf": math.inf}
+    Records(tmp_path, 2).log(1, logged)
+    [(_, found)] = values(tmp_path)
+    assert found == {**logged, "tensor": 0.1}
+    assert isinstance(found["big"], int)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, Tensor(1.0, 2.0), [1.0], 1j])
+def test_value_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
+    """When a script logs something that is no number, then the error names it, and nothing is
+    written."""
+    with pytest.raises(UsageError, match=r"session\.log was given .* for 'x'"):
+        Records(tmp_path, 2).log(1, {"loss": 0.5, "x": value})
+    assert not (tmp_path / "values-rank2.jsonl").exists()

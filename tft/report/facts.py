@@ -61,7 +61,7 @@ class Facts:
     report: Entry
     """The content of `report.json`; empty if the job has no report."""
     losses: tuple[tuple[int, float], ...] = ()
-    """Steps and their losses, if the script has recorded them with `session.record`."""
+    """Steps and their losses, if the script has recorded or logged them."""
     notes: tuple[str, ...] = ()
     """Sentences about what could not be read."""
 
@@ -218,14 +218,18 @@ def _checkpoint(read: _Read) -> str:
 def _losses(run_dir: Path) -> list[tuple[int, float]]:
     """
     Return the losses that the lowest rank has recorded under the name `loss` with `session.record`.
+    If no rank has, return those that it has logged with `session.log`.
     """
     found: dict[int, float] = {}
-    paths = sorted(run_dir.glob("records-rank*.jsonl"), key=lambda path: (len(path.name), path))
-    for path in paths:
+    recorded, logged = (
+        sorted(run_dir.glob(f"{what}-rank*.jsonl"), key=lambda path: (len(path.name), path))
+        for what in ("records", "values")
+    )
+    for path in (*recorded, *logged):
         for line in path.read_text(errors="replace").splitlines():
             try:
                 row = json.loads(line)
-                loss = float(row["loss"])
+                loss = float((row["values"] if path in logged else row)["loss"])
                 if math.isfinite(loss):
                     found[int(row["step"])] = loss
             except (ValueError, KeyError, TypeError):

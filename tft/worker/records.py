@@ -3,9 +3,11 @@ Rows that a script writes for each step. If a step is computed again, its new ro
 rows.
 
     records-rank{rank}.jsonl    {"step": 7, "loss": 1.25}
+    values-rank{rank}.jsonl     {"step": 7, "unix": 1790000000.5, "values": {"loss": 1.25}}
 
-If the process is killed, a row is in the file completely or not at all. If the machine fails, a row
-may be damaged.
+The first file has the rows of `session.record`, the second one the values of `session.log`. If the
+process is killed, a row is in the file completely or not at all. If the machine fails, a row may be
+damaged.
 """
 
 import errno
@@ -14,8 +16,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
+from tft.clock import unix_time
 from tft.errors import UsageError
 
 _STEP, _AFTER = "step", "after"
@@ -23,15 +26,17 @@ _STEP, _AFTER = "step", "after"
 _BLOCK = 16 * 1024
 """How many bytes at the end of the file are read first, when rows of late steps are dropped."""
 
+Row = Mapping[str, object]
+
 
 class Records:
     """
-    The file of records of one rank, to which its script adds rows.
+    The files of one rank to which its script adds rows.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        self._path = run_dir / f"records-rank{rank}.jsonl"
-        self._file: int | None = None
+        self._rows = _RowFile(run_dir / f"records-rank{rank}.jsonl", "session.record")
+        self._values = _RowFile(run_dir / f"values-rank{rank}.jsonl", "session.log")
         self._step: int | None = None
         """The step after which functions of `after_step` are being called now. None: no such
         function runs."""
@@ -49,7 +54,7 @@ class Records:
         """
         self._step = None
 
-    def write(self, step: int, row: Mapping[str, object]) -> None:
+    def write(self, step: int, row: Row) -> None:
         """
         Add a row to the rank's file of records. The row belongs to `step` or, between `begin_after`
         and `end_after`, to the step that `begin_after` was given.
@@ -63,15 +68,64 @@ class Records:
                 f"the row that session.record was given has the key {taken[0]!r}, which tft adds "
                 "to each row itself: rename the key"
             )
-        where: dict[str, object] = {_STEP: step}
-        if self._step is not None:
-            where = {_STEP: self._step, _AFTER: True}
+        self._rows.write(self._where(step), row)
+
+    def log(self, step: int, values: Row) -> None:
+        """
+        Add values of a step to the rank's file of values. To which step they belong is decided as
+        in `write`.
+
+        Raises `UsageError` if a name is no text or a value is no number. Raises `OSError` when the
+        disk is full.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        if numbers:
+            self._values.write(self._where(step), {"unix": unix_time(), "values": numbers})
+
+    def drop_later(self, step: int) -> None:
+        """
+        Drop the rows of steps later than `step`, because these steps will be computed again and
+        write new rows.
+        """
+        self._step = None
+        for file in (self._rows, self._values):
+            file.keep(step, lambda row: row[_STEP] <= step)
+
+    def drop_after(self, step: int) -> None:
+        """
+        Drop the rows that functions called after `step` or after later steps have written, because
+        these functions are called again.
+        """
+        for file in (self._rows, self._values):
+            file.keep(step - 1, lambda row: row[_STEP] < step or _AFTER not in row)
+
+    def _where(self, step: int) -> Row:
+        return {_STEP: step} if self._step is None else {_STEP: self._step, _AFTER: True}
+
+
+class _RowFile:
+    """
+    One file of rows. `written_by` is the call of the script that writes them, for error messages.
+    """
+
+    def __init__(self, path: Path, written_by: str) -> None:
+        self._path = path
+        self._written_by = written_by
+        self._file: int | None = None
+
+    def write(self, where: Row, row: Row) -> None:
+        """
+        Add a row whose step is in `where`.
+
+        Raises `UsageError` if the row is not serialisable as JSON. Raises `OSError` when the disk
+        is full.
+        """
         try:
             line = json.dumps({**where, **row}).encode() + b"\n"
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"the row that session.record was given for step {step} cannot be written as JSON: "
-                f"{error}"
+                f"the row that {self._written_by} was given for step {where[_STEP]} cannot be "
+                f"written as JSON: {error}"
             ) from None
         if self._file is None:
             self._file = os.open(
@@ -84,22 +138,7 @@ class Records:
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
-    def drop_later(self, step: int) -> None:
-        """
-        Drop the rows of steps later than `step`, because these steps will be computed again and
-        write new rows.
-        """
-        self._step = None
-        self._keep(step, lambda row: row[_STEP] <= step)
-
-    def drop_after(self, step: int) -> None:
-        """
-        Drop the rows that functions called after `step` or after later steps have written, because
-        these functions are called again.
-        """
-        self._keep(step - 1, lambda row: row[_STEP] < step or _AFTER not in row)
-
-    def _keep(
+    def keep(
         self,
         step: int,
         wanted: Callable[[dict[str, Any]], bool],  # Any: any JSON value
@@ -125,6 +164,27 @@ class Records:
         with self._path.open("rb") as file:
             part.write_bytes(file.read(begin) + b"".join(kept))
         part.replace(self._path)
+
+
+def _number(name: object, value: object) -> int | float:
+    """
+    Return a value of `session.log` as a number.
+
+    Raises `UsageError` if the name is no text or the value is no number.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"session.log was given {name!r} as a name: names of values are texts")
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, SupportsFloat):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):  # a tensor with several elements, for example
+            pass
+    raise UsageError(
+        f"session.log was given {value!r} for {name!r}: a value is a number, or an object with one "
+        "number such as a tensor with one element"
+    )
 
 
 def _later(path: Path, step: int) -> tuple[int, list[bytes]]:

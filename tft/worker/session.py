@@ -349,6 +349,24 @@ class Session:
         """
         self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 
+    def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
+        """
+        Log values of this step: `session.log(loss=loss, lr=rate)`, or `session.log({"val/loss": x})`
+        for names that are no words of Python.
+
+        `tft run --log` sends them to wandb, MLflow, TensorBoard or another logger, once for each
+        step. The step is the same as for `record`, and so are the rules: call this method before
+        the last all-reduce of the step, or call it on all ranks with equal values. If several ranks
+        log a name in the same step, the value of the lowest rank is sent.
+
+        A value is a number, or an object with one number, such as a tensor with one element. A
+        tensor on a device makes this call wait for the device.
+
+        Raises `UsageError` if a name is no text, or if a value is no number.
+        """
+        step = self._gate.completed if self._gate.in_tail else self.step
+        self._records.log(step, {**(values or {}), **named})
+
     def expect(self, seconds: float) -> None:
         """
         Announce a long phase, such as an evaluation or a checkpoint, of at most `seconds` seconds.
