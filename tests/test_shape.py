@@ -19,6 +19,7 @@ SOURCES = {
         "tft_chaos",
         "tft_integrity",
         "tft_numerics",
+        "tft_loggers",
         "tft_prometheus",
         "tft_stragglers",
     ),

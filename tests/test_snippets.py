@@ -288,7 +288,11 @@ def test_every_module_that_a_page_runs_exists() -> None:
     missing = [
         name
         for name in named
-        if not any((ROOT / name.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py"))
+        if not any(
+            (room / name.replace(".", "/")).with_suffix(end).exists()
+            for room in (ROOT, ROOT / "plugins")
+            for end in ("", ".py")
+        )
     ]
 
     assert missing == []

@@ -45,7 +45,11 @@ JOB_FILES = "tft.job_files"
 file of a framework. The name of an entry point is the option of `tft replicas` that takes such a
 file."""
 
-GROUPS = (ADAPTORS, PLUGINS, PRELOADED, CHECKPOINT_COMMANDS, JOB_FILES)
+LOGGERS = "tft.loggers"
+"""The entry point group of functions that open a logger for `tft run --log` (the plugin
+`tft_loggers`). The name of an entry point is the name of the logger."""
+
+GROUPS = (ADAPTORS, PLUGINS, PRELOADED, CHECKPOINT_COMMANDS, JOB_FILES, LOGGERS)
 """All entry point groups of tft."""
 
 FAILURES = (Exception, SystemExit)

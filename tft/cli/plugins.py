@@ -24,6 +24,7 @@ _TITLES = {
     plugins.PRELOADED: "modules that are imported before a rank is forked",
     plugins.CHECKPOINT_COMMANDS: "commands of tft checkpoint",
     plugins.JOB_FILES: "readers of job files, for tft replicas",
+    plugins.LOGGERS: "loggers, for tft run --log",
 }
 _MEANS = {
     plugins.ADAPTORS: "a job cannot use this adaptor",

@@ -41,6 +41,7 @@ from tft.spi.types import (
     FaultView,
     IncidentView,
     LauncherStore,
+    LoggerJob,
     Made,
     Numbers,
     OfferView,
@@ -51,6 +52,7 @@ from tft.spi.types import (
     SessionView,
     ShardPayload,
     SliceContent,
+    StepLogger,
     WorkMeter,
 )
 
@@ -69,6 +71,7 @@ __all__ = [
     "GroupStanding",
     "IncidentView",
     "LauncherStore",
+    "LoggerJob",
     "Made",
     "Noticed",
     "Numbers",
@@ -87,6 +90,7 @@ __all__ = [
     "ShardPayload",
     "SliceContent",
     "StateHooks",
+    "StepLogger",
     "StepWork",
     "StopRequested",
     "SwitchRequested",

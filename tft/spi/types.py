@@ -344,6 +344,60 @@ class RankBeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerJob:
+    """
+    The job whose values a logger gets (`tft run --log`).
+    """
+
+    job: str
+    """The name of the job."""
+    run_dir: Path
+    """The run directory. A run that is resumed has the same one."""
+    directory: Path
+    """A directory for what this logger must keep, such as the id of its run. It exists."""
+
+
+class StepLogger(Protocol):
+    """
+    A logger to which the values of a job are sent. All methods are called on one thread of a
+    process of their own, and may take their time. If one raises an exception, the logger is opened
+    again later, and gets the values again that were not flushed.
+    """
+
+    def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:
+        """
+        Take the values of a step. The script has logged them at the time `at` (seconds since 1970).
+
+        Steps come in order, each once. If `again` is True, the values of this step correct or
+        complete earlier ones, and later steps may have come before.
+        """
+        raise NotImplementedError
+
+    def flush(self) -> bool:
+        """
+        Make the values safe that were logged so far, and return True: they are not sent again. If
+        the logger cannot do so before `close`, return False. If this process is killed then, the
+        next one asks `last_step`, and sends the steps after it.
+        """
+        raise NotImplementedError
+
+    def last_step(self) -> int | None:
+        """
+        Return the last step that the logger has values of; -1 if it has none, None if it cannot
+        tell. Called if an earlier process was killed, or an earlier logger has failed, before all
+        its values were safe.
+        """
+        raise NotImplementedError
+
+    def close(self, result: str) -> None:
+        """
+        End the logger, after the last values. `result` is how the run has ended: `completed`,
+        `dumped`, `failed`, `cancelled`, or empty if that is not known.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """
     Something that a plugin has found out about a job, and that an operator wants to know. A remark

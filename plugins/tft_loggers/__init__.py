@@ -1,0 +1,121 @@
+"""
+The plugin of `tft run --log NAME[,NAME…]`: sends the values of `session.log` to wandb, MLflow,
+TensorBoard and other loggers (see `docs/howto/logging.md`).
+
+In the controller it starts one process, in which the loggers are called. No code of it runs in a
+training process.
+"""
+
+import atexit
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tft.errors import UsageError
+from tft.spi import hookimpl
+from tft_loggers.supervisor import Supervisor
+
+VARIABLE = "TFT_LOG"
+"""The environment variable with the names of the loggers, separated by commas. `tft run` sets it.
+For `tft lead` and `tft controller` the operator sets it."""
+OPTION = "--log"
+GROUP = "tft.loggers"
+"""The entry point group in which packages register loggers."""
+NEEDED = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
+"""By logger of this package: the module that it needs. The extras have the names of the loggers."""
+
+
+class Plugin:
+    """
+    The hooks of every process: the option of `tft run`.
+    """
+
+    @hookimpl
+    def tft_options(self) -> Sequence[click.Option]:
+        return [
+            click.Option(
+                [OPTION],
+                metavar="NAME[,NAME…]",
+                help="Send the values of session.log to these loggers: wandb, mlflow, tensorboard, "
+                "jsonl (a file only), or those of other packages.",
+            )
+        ]
+
+    @hookimpl
+    # `Any`, because the options of the command line have values of several types
+    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        text: str | None = options["log"]
+        if text is None:
+            return {}
+        if options["led_elsewhere"]:
+            raise UsageError(
+                f"the loggers of {OPTION} are called beside the controller, which `tft lead` runs "
+                f"in this job: set the environment variable {VARIABLE}={text} for `tft lead`, and "
+                f"leave {OPTION} out here"
+            )
+        if options["node_rank"] != 0:
+            return {}  # node 0 runs the controller, and sends the values of all nodes
+        return {VARIABLE: ",".join(checked(text, OPTION))}
+
+
+class LeadingPlugin(Plugin):
+    """
+    The hooks of a controller in a job with loggers.
+    """
+
+    def __init__(self) -> None:
+        self._supervisor: Supervisor | None = None
+
+    @hookimpl
+    def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
+        if event == "leads":
+            names = os.environ.get(VARIABLE, "").split(",")
+            self._supervisor = Supervisor(Path(str(facts["run_dir"])), str(facts["job"]), names)
+            self._supervisor.start()
+            atexit.register(self._supervisor.close)
+        elif event == "job_ends" and self._supervisor is not None:
+            self._supervisor.ends(str(facts.get("result", "")))
+
+    @hookimpl
+    def tft_on_final_step(self, step: int) -> None:
+        if self._supervisor is not None:
+            self._supervisor.final(step)
+
+
+# without loggers, the controller need not call this plugin
+plugin = LeadingPlugin() if os.environ.get(VARIABLE) else Plugin()
+"""The object that tft loads as the plugin `loggers`."""
+
+
+def checked(text: str, where: str) -> list[str]:
+    """
+    Return the names of loggers in `text`, which comes from the option or variable `where`.
+
+    Raises `UsageError` if there is no logger of such a name, if several packages offer it, or if
+    the package that it needs is not installed.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    offered = sorted({entry.name for entry in entry_points(group=GROUP)})
+    for name in names:
+        values = {entry.value for entry in entry_points(group=GROUP, name=name)}
+        if not values:
+            raise UsageError(
+                f"{where} {text}: there is no logger {name!r}; installed: {', '.join(offered)}"
+            )
+        if len(values) > 1:
+            raise UsageError(
+                f"{where} {text}: several packages offer a logger {name!r} "
+                f"({', '.join(sorted(values))}): uninstall all but one"
+            )
+        needed = NEEDED.get(name)
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            raise UsageError(
+                f"{where} {text}: the logger {name!r} needs the package {needed}, which is not "
+                f"installed: install it with `pip install 'tft-bus[{name}]'`"
+            )
+    return names

@@ -1,0 +1,182 @@
+"""
+Makes one file of what the ranks have logged: the values of each final step, once.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import structlog
+
+from tft_loggers.final import Final
+from tft_loggers.places import MERGED, STATE, VALUES, read, write
+
+Values = dict[str, float]
+
+log = structlog.get_logger()
+
+
+class _RankFile:
+    """
+    The file of one rank, and the offset in bytes up to which it was merged.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+
+    def rows(self, final: int) -> Iterator[tuple[int, float, Values]]:
+        """
+        Yield step, time and values of the rows that were not merged yet, up to the step `final`.
+        """
+        # opened anew each time: so a network file system shows what was written elsewhere
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            for line in file:
+                row = _parsed(line)
+                if not line.endswith(b"\n") or (row is not None and row[0] > final):
+                    return
+                self.offset += len(line)
+                if row is None:
+                    log.warning("values_not_read", file=self.path.name, row=repr(line[:80]))
+                else:
+                    yield row
+
+
+class Merger:
+    """
+    Appends the values of final steps to `values.jsonl`. Of several ranks that log a name in one
+    step, the lowest rank counts; of several calls of a rank, the last one.
+
+    A row with the key `again` belongs to a step that is in the file already. It has other values,
+    because the job has gone back before a final step. Or it has further names, because the file of
+    a rank has come late over a network file system.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._path = run_dir / VALUES
+        self._state = run_dir / STATE / MERGED
+        found = read(self._state)
+        self._offsets: dict[str, int] = dict(found.get("offsets", {}))
+        self._backs = int(found.get("backs", 0))
+        """How many returns of the job were taken in."""
+        self._anew: tuple[int, int] = (found.get("after", -1), found.get("until", -1))
+        """Rows of steps after the first and up to the second may correct the values in the file."""
+        self._last = _mend(self._path)
+        """The last step in the file; -1 if there is none."""
+        self._known: dict[int, Values] | None = None
+        """By step: the values in the file. None: not read."""
+
+    def merge(self, final: Final) -> bool:
+        """
+        Append what has become final. Return True if something was appended.
+        """
+        if len(final.backs) > self._backs:
+            # what the ranks compute again replaces rows in their files
+            after = min(final.backs[self._backs :])
+            pending = self._anew[0] if self._anew[1] >= 0 else after
+            self._anew = min(after, pending), max(self._last, self._anew[1])
+            self._backs, self._offsets = len(final.backs), {}
+        offsets = dict(self._offsets)
+        steps = self._collect(final.step, offsets)
+        lines = [line for step in sorted(steps) if (line := self._line(step, *steps[step]))]
+        if lines:
+            with self._path.open("ab") as file:
+                file.write(b"".join(lines))
+            self._last = max(self._last, *steps)
+        if final.step >= self._anew[1]:
+            self._anew = -1, -1
+        self._known = None if self._anew[1] < 0 else self._known
+        if offsets != self._offsets:
+            self._offsets = offsets
+            after, until = self._anew
+            write(
+                self._state,
+                {"offsets": offsets, "backs": self._backs, "after": after, "until": until},
+            )
+        return bool(lines)
+
+    def _collect(self, final: int, offsets: dict[str, int]) -> dict[int, tuple[float, Values]]:
+        """
+        Return the new values by step, with the time of the first one. The offsets of the files are
+        moved on.
+        """
+        steps: dict[int, tuple[float, Values]] = {}
+        # the highest rank first, so that lower ranks replace its values
+        for path in sorted(self._run_dir.glob("values-rank*.jsonl"), key=_rank, reverse=True):
+            file = _RankFile(path, offsets.get(path.name, 0))
+            for step, unix, values in file.rows(final):
+                steps[step] = unix, steps.get(step, (unix, {}))[1] | values
+            offsets[path.name] = file.offset
+        return steps
+
+    def _line(self, step: int, unix: float, values: Values) -> bytes:
+        """
+        Return the row of a step. It is empty if the file has these values already.
+        """
+        again = step <= self._last
+        if again:
+            known = self._values_of(step)
+            corrects = self._anew[0] < step <= self._anew[1]
+            values = {
+                name: value
+                for name, value in values.items()
+                if name not in known or (corrects and repr(known[name]) != repr(value))
+            }
+            known.update(values)
+        if not values:
+            return b""
+        row = {"step": step, "unix": unix, "values": values, **({"again": True} if again else {})}
+        return json.dumps(row).encode() + b"\n"
+
+    def _values_of(self, step: int) -> Values:
+        if self._known is None:
+            self._known = {}
+            for line in self._path.read_bytes().splitlines():
+                row = _parsed(line)
+                if row is not None:
+                    self._known.setdefault(row[0], {}).update(row[2])
+        return self._known.setdefault(step, {})
+
+
+def _rank(path: Path) -> int:
+    text = path.stem.removeprefix("values-rank")
+    return int(text) if text.isdigit() else -1
+
+
+def _parsed(line: bytes) -> tuple[int, float, Values] | None:
+    """
+    Return step, time and values of a row, or None if it cannot be read, as after a power failure.
+    """
+    try:
+        row: Mapping[str, object] = json.loads(line)
+        step, unix, values = row["step"], row["unix"], row["values"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(step, int) or not isinstance(unix, float) or not isinstance(values, dict):
+        return None
+    return step, unix, values
+
+
+def _mend(path: Path) -> int:
+    """
+    Remove an incomplete row at the end of a file of values, which a killed process has left. Return
+    the last step in the file, or -1 if there is none.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return -1
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+    for line in reversed(content[:whole].splitlines()):
+        row = _parsed(line)
+        # the steps only grow, but for the rows that come again
+        if row is not None and not json.loads(line).get("again"):
+            return row[0]
+    return -1

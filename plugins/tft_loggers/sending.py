@@ -1,0 +1,194 @@
+"""
+Sends the rows of `values.jsonl` to one logger, on a thread of its own.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tft.spi import LoggerJob, StepLogger
+from tft_loggers.places import SENT, STATE, VALUES, read, write
+
+BATCH = 500
+"""So many rows are given before the logger is asked to make them safe."""
+FIRST, LONGEST = 1.0, 60.0
+"""Seconds before a logger that has failed is opened again: the first time, and at most."""
+
+log = structlog.get_logger()
+
+Open = Callable[[LoggerJob], StepLogger]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """
+    One row of `values.jsonl`, and the offset in bytes at which it ends.
+    """
+
+    end: int
+    step: int
+    unix: float
+    values: dict[str, float]
+    again: bool
+
+
+class Sender:
+    """
+    Sends rows to one logger, each once. How far it has come is in a file, so that the next process
+    goes on there.
+    """
+
+    def __init__(self, name: str, job: str, run_dir: Path, opener: Open, *, persists: bool) -> None:
+        """
+        With `persists`, a logger that fails when no more rows come is tried again without end.
+        """
+        self._name = name
+        self._path = run_dir / VALUES
+        directory = run_dir / STATE / name
+        directory.mkdir(parents=True, exist_ok=True)
+        self._job = LoggerJob(job=job, run_dir=run_dir, directory=directory)
+        self._state = directory / SENT
+        self._open = opener
+        self._persists = persists
+        self._logger: StepLogger | None = None
+        self._asks = False
+        """True if the logger may have rows that are not known to be safe."""
+        self._last: int | None = None
+        self._safe = self._offset = 0
+        self._news = threading.Event()
+        self._over = threading.Event()
+        self._result = ""
+        self.failed = False
+        """True if the last attempt to send rows has failed."""
+        self._thread = threading.Thread(target=self._run, name=f"log-{name}", daemon=True)
+
+    def start(self) -> None:
+        """
+        Begin to send rows, on a thread that ends with the process.
+        """
+        self._thread.start()
+
+    def news(self) -> None:
+        """
+        Say that the file has new rows.
+        """
+        self._news.set()
+
+    def finish(self, result: str) -> None:
+        """
+        Say that no more rows come. `result` is how the run has ended, or empty if that is not
+        known.
+        """
+        self._result = result
+        self._over.set()
+        self._news.set()
+
+    def join(self) -> None:
+        """
+        Wait until all rows are sent and the logger is closed.
+        """
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = FIRST
+        while True:
+            # looked at first: rows that were there before it was set are sent in this turn
+            over = self._over.is_set()
+            try:
+                self._send_all()
+                pause, self.failed = FIRST, False
+                if over:
+                    self._close()
+                    return
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (a logger may raise anything)
+                self.failed = True
+                log.warning(
+                    "values_not_sent", logger=self._name, why=f"{type(error).__name__}: {error}",
+                    again_s=pause,
+                )  # fmt: skip
+                self._logger = None
+                if over and not self._persists:
+                    return
+                (threading.Event() if over else self._over).wait(pause)
+                pause = min(2 * pause, LONGEST)
+                continue
+            self._news.wait()
+            self._news.clear()
+
+    def _send_all(self) -> None:
+        while rows := self._rows(self._begin()):
+            last = self._opened()
+            self._offset = rows[-1].end
+            # if this process is killed before the logger has made these rows safe, it may have them
+            self._note()
+            for row in rows:
+                if row.again or row.step > last:
+                    self._sure().log(row.step, row.values, row.unix, again=row.again)
+            if self._sure().flush():
+                self._safe = self._offset
+                self._note()
+
+    def _begin(self) -> int:
+        """
+        Return the offset of the next row. If the logger is not open, this is the first one that may
+        not be safe.
+        """
+        if self._logger is None:
+            state = read(self._state)
+            self._safe = self._offset = int(state.get("safe", 0))
+            self._asks = int(state.get("given", 0)) > self._safe
+        return self._offset
+
+    def _note(self) -> None:
+        write(self._state, {"safe": self._safe, "given": self._offset})
+
+    def _opened(self) -> int:
+        """
+        Open the logger if it is not open. Return the last step that the logger is known to have; -1
+        if it need not or cannot be asked.
+        """
+        if self._logger is None:
+            self._logger = self._open(self._job)
+            self._last = self._logger.last_step() if self._asks else None
+        return -1 if self._last is None else self._last
+
+    def _sure(self) -> StepLogger:
+        if self._logger is None:
+            raise RuntimeError("the logger is not open")
+        return self._logger
+
+    def _close(self) -> None:
+        if self._state.exists():
+            self._opened()  # so that it learns how the run has ended, also if it has all rows
+        if self._logger is not None:
+            self._logger.close(self._result)
+            self._safe = self._offset
+            self._note()
+
+    def _rows(self, offset: int) -> list[_Row]:
+        """
+        Return the next rows after an offset, at most `BATCH`.
+        """
+        rows: list[_Row] = []
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return rows
+        with file:
+            file.seek(offset)
+            for line in file:
+                if len(rows) == BATCH or not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                row = json.loads(line)
+                rows.append(
+                    _Row(
+                        end=offset, step=row["step"], unix=row["unix"], values=row["values"],
+                        again=row.get("again", False),
+                    )
+                )  # fmt: skip
+        return rows

@@ -1,0 +1,114 @@
+"""
+The logger `wandb`: one run of Weights & Biases, which later processes and runs of the job go on
+with.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tft.spi import LoggerJob, write_whole
+
+BLOCK, FILE_HEAD, HEAD = 32768, 7, 7
+"""Bytes: the blocks of a file of wandb, and the headers of the file and of each piece of a record."""
+WHOLE, LAST = 1, 4
+"""The kinds of a piece that end a record."""
+
+log = structlog.get_logger()
+
+
+class Wandb:
+    """
+    Sends values to a run of wandb.
+    """
+
+    def __init__(self, run: Any, run_dir: Path) -> None:  # Any: wandb is imported late
+        self._run = run
+        self._run_dir = run_dir
+
+    def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:
+        if again:
+            # wandb drops what belongs to an earlier step
+            log.warning("wandb_not_corrected", step=step, names=sorted(values))
+            return
+        self._run.log(dict(values), step=step)
+
+    def last_step(self) -> int | None:
+        if self._run.offline:
+            files = self._run_dir.glob(f"wandb/offline-run-*-{self._run.id}/*.wandb")
+            return max((step for file in files for step in _steps(file.read_bytes())), default=-1)
+        # wandb names the step that comes next
+        return int(self._run.step) - 1 if self._run.resumed else -1
+
+    def flush(self) -> bool:
+        return False  # wandb sends and writes on its own time, and says nothing about it
+
+    def close(self, result: str) -> None:
+        self._run.finish(exit_code=0 if result in ("completed", "dumped") else 1)
+
+
+def open_logger(job: LoggerJob) -> Wandb:
+    """
+    Return the logger of a job. wandb's own variables say which project and account it is.
+    """
+    import wandb
+
+    note = job.directory / "run_id"
+    known = note.read_text() if note.exists() else None
+    run = wandb.init(
+        id=known,
+        resume="allow",
+        name=job.run_dir.name if known is None else None,
+        dir=str(job.run_dir),
+        config={"tft": {"job": job.job, "run_dir": str(job.run_dir)}},
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    if known is None:
+        write_whole(note, run.id)
+    return Wandb(run, job.run_dir)
+
+
+def _steps(content: bytes) -> Iterator[int]:
+    """
+    Yield the steps in a file that wandb has written offline. A killed process may have left it
+    incomplete.
+    """
+    from google.protobuf.message import DecodeError
+    from wandb.proto import wandb_internal_pb2
+
+    for raw in records(content):
+        try:
+            record = wandb_internal_pb2.Record.FromString(raw)
+        except DecodeError:
+            return
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                if "_step" in (item.key, *item.nested_key):
+                    yield int(json.loads(item.value_json))
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """
+    Yield the records in the content of a file of wandb, which has the form of a log of LevelDB: a
+    record is cut into pieces, so that no piece crosses the end of a block. The header of a piece
+    has a checksum (four bytes), its size (two bytes) and its kind.
+    """
+    at, record = FILE_HEAD, b""
+    while at + HEAD <= len(content):
+        left = BLOCK - at % BLOCK
+        size, kind = struct.unpack_from("<HB", content, at + 4) if left >= HEAD else (0, 0)
+        if kind == 0:  # the rest of the block is not used
+            at += left
+            continue
+        piece = content[at + HEAD : at + HEAD + size]
+        if len(piece) < size:
+            return
+        record += piece
+        at += HEAD + size
+        if kind in (WHOLE, LAST):
+            yield record
+            record = b""
