@@ -20,6 +20,7 @@ SOURCES = {
         "tft_integrity",
         "tft_numerics",
         "tft_loggers",
+        "tft_otel",
         "tft_prometheus",
         "tft_stragglers",
     ),

@@ -16,6 +16,7 @@ PACKAGES = {
     "tft_mindspore": ROOT / "adaptors/tft_mindspore",
     "tft_chaos": ROOT / "plugins/tft_chaos",
     "tft_loggers": ROOT / "plugins/tft_loggers",
+    "tft_otel": ROOT / "plugins/tft_otel",
     "tft_prometheus": ROOT / "plugins/tft_prometheus",
     "mindio_ttp": ROOT / "adaptors/mindio_ttp/src/mindio_ttp",
 }

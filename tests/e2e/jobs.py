@@ -272,3 +272,18 @@ def strike(running: Job, name: str) -> None:
     Kill the part `name` of the job with SIGKILL, by its process id.
     """
     os.kill(running.pid(name), signal.SIGKILL)
+
+
+def logged_events(run_dir: Path) -> list[str]:
+    """
+    Return the events in the controller's log that it tells its plugins: those of level `info`
+    without a logger of a plugin, in order.
+    """
+    lines = (run_dir / "logs" / "controller.log").read_text().splitlines()
+    return [
+        word.removeprefix("event=")
+        for line in lines
+        if " level=info " in line
+        for word in line.split()
+        if word.startswith("event=")
+    ]

@@ -1,0 +1,135 @@
+"""
+Turns incidents and events of the controller into spans and log events. The code is pure: it reads no
+clock and imports nothing of OpenTelemetry. Times are in nanoseconds since 1970.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+MOST = 1000
+"""So many phases of an incident become spans. In a job of thousands of ranks the longest are kept,
+because the queue of the SDK holds 2048 spans unless it is told otherwise."""
+SEVERITIES = {
+    "fault": "WARN",
+    "update_refused": "WARN",
+    "checkpoint_missed": "WARN",
+    "checkpoint_failed": "WARN",
+    "rank_slow": "WARN",
+}
+"""The severity of events that are not `INFO`. `job_ends` is `ERROR` if the job has failed."""
+
+Attribute = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+Attributes = Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanFacts:
+    """
+    A span to be exported, with its child spans.
+    """
+
+    name: str
+    start: int
+    end: int
+    attributes: Attributes
+    failed: str = ""
+    """Why the span has the status `error`. Empty: it does not."""
+    children: Sequence["SpanFacts"] = field(default=())
+
+
+def trace_ids(run: str, incident: int) -> tuple[int, int]:
+    """
+    Return the trace id of an incident and the span id of its root span. A controller that goes on
+    with the run of an earlier one uses the same ids.
+    """
+    digest = sha256(f"tft incident {run} {incident}".encode()).digest()
+    # all zeros would be invalid
+    return int.from_bytes(digest[:16], "big") or 1, int.from_bytes(digest[16:24], "big") or 1
+
+
+def incident_span(incident: Mapping[str, object], began: float) -> SpanFacts:
+    """
+    Return the span of an incident from its entry in the report. `began` is the time from which the
+    times in the entry count, in seconds since 1970.
+    """
+    faults = _listed(incident.get("faults"))
+    phases = _listed(incident.get("phases"))
+    kept = sorted(phases, key=lambda phase: (phase.get("rank") is not None, -_length(phase)))
+    strategy = str(incident.get("strategy", ""))
+    attributes: dict[str, object] = {
+        "tft.incident.id": incident.get("id"),
+        "tft.incident.strategy": strategy,
+        "tft.incident.step": incident.get("step"),
+        "tft.incident.steps_lost": incident.get("steps_lost"),
+        "tft.incident.processes_started": incident.get("processes_started"),
+        "tft.incident.inexact": incident.get("inexact"),
+        "tft.fault.kinds": [str(fault["kind"]) for fault in faults],
+        "tft.fault.ranks": [fault["rank"] for fault in faults if fault["rank"] is not None],
+    }
+    if len(phases) > MOST:
+        attributes["tft.incident.phases_left_out"] = len(phases) - MOST
+    seconds = incident.get("seconds")
+    total = seconds.get("total") if isinstance(seconds, Mapping) else 0.0
+    lost = "the job ended without a last checkpoint" if strategy == "exit" else ""
+    return SpanFacts(
+        name="incident",
+        start=_nanoseconds(began),
+        end=_nanoseconds(began + _seconds(total)),
+        attributes=attributes_of(attributes),
+        failed=lost,
+        children=[_phase_span(phase, began) for phase in kept[:MOST]],
+    )
+
+
+def severity(event: str, facts: Mapping[str, object]) -> str:
+    """
+    Return the severity of an event: `INFO`, `WARN` or `ERROR`.
+    """
+    if event == "job_ends":
+        return "ERROR" if facts.get("result") == "failed" else "INFO"
+    return SEVERITIES.get(event, "INFO")
+
+
+def attributes_of(facts: Mapping[str, object], prefix: str = "") -> Attributes:
+    """
+    Return facts as attributes of OpenTelemetry: texts, numbers and lists of one kind of them. Other
+    values become JSON. Facts without a value are left out.
+    """
+    return {prefix + name: _attribute(value) for name, value in facts.items() if value is not None}
+
+
+def _attribute(value: object) -> Attribute:
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        for kind in (str, int, float):
+            if all(type(each) is kind for each in value):
+                return [*value]
+    return json.dumps(value, default=str)
+
+
+def _phase_span(phase: Mapping[str, object], began: float) -> SpanFacts:
+    return SpanFacts(
+        name=str(phase["name"]),
+        start=_nanoseconds(began + _seconds(phase["start"])),
+        end=_nanoseconds(began + _seconds(phase["end"])),
+        attributes=attributes_of({"tft.rank": phase.get("rank")}),
+    )
+
+
+def _length(phase: Mapping[str, object]) -> float:
+    return _seconds(phase["end"]) - _seconds(phase["start"])
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _listed(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
