@@ -21,6 +21,7 @@ from tft.protocol.messages import (
     Envelope,
     GroupStanding,
     Lead,
+    Notice,
     Position,
     Pulse,
     SavedFile,
@@ -45,6 +46,7 @@ RECORDS = (
     Transfer,
     StepNumbers,
     Capture,
+    Notice,
 )
 
 

@@ -21,7 +21,7 @@ from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
 from tft.launcher.summary import summary
 from tft.replay.following import StoryFollower
-from tft.replay.sentences import ranks_of
+from tft.sentences import ranks_of
 from tft.stopped import is_stopped
 
 LEAST, MOST = 1.0, 3.0

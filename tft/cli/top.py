@@ -24,7 +24,7 @@ from tft.launcher.records import Records, is_over, read_records
 from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
 from tft.replay.following import StoryFollower
-from tft.replay.sentences import ranks_of
+from tft.sentences import ranks_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

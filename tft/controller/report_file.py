@@ -1,6 +1,6 @@
 """
-The report of a job: the file `report.json` in the run directory. The file is written when the job
-is over.
+What the controller writes about a job for people and programs: the file `report.json` in the run
+directory when the job is over, and sentences for consoles while it runs.
 """
 
 import json
@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pluggy
+import structlog
 
 from tft.clock import SystemClock, unix_time
 from tft.config import JobSettings
+from tft.controller.notices import Notices
 from tft.controller.remarks import KEPT, Remarks
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Fault, Incident
@@ -23,7 +25,10 @@ from tft.core.job.incident_report import (
 from tft.core.job.machine import Machine
 from tft.files import write_whole
 from tft.plugins import call_guarded
+from tft.sentences import incident_file, incident_line, incident_story, is_long
 from tft.spi.types import Remark
+
+log = structlog.get_logger()
 
 
 class ReportFile:
@@ -40,6 +45,8 @@ class ReportFile:
         self._remarks = Remarks(settings.run_dir / "remarks.jsonl", settings.run)
         self._closed = 0
         """How many closed incidents `newly_closed` has returned."""
+        self.notices = Notices()
+        """The sentences for consoles."""
 
     def earlier(self, what: str) -> list[Any]:  # Any: parsed JSON
         """
@@ -69,12 +76,37 @@ class ReportFile:
         unix = unix_time() - (SystemClock().now() - began)
         return incident_report(incident, self._moment), unix
 
-    def remark(self, remark: Remark, at: float) -> None:
+    def remark(self, remark: Remark, at: float) -> bool:
         """
-        Keep a remark of a plugin for the report. `at` is the present time (CLOCK_MONOTONIC, in
-        seconds).
+        Keep a remark of a plugin for the report, and tell it to consoles. `at` is the present time
+        (CLOCK_MONOTONIC, in seconds). Return False if consoles do not get it, because there were
+        too many.
         """
         self._remarks.add(remark, at)
+        return self.notices.remark(remark.event, remark.facts, at)
+
+    def tell(self, incident: Incident) -> None:
+        """
+        Tell consoles of a closed incident.
+        """
+        entry = incident_report(incident, self._moment)
+        line = incident_line(entry)
+        if is_long(entry) and (file := self._write_story(entry)):
+            line += f"; more in {file}"
+        self.notices.incident(line, incident.number)
+
+    def _write_story(self, incident: dict[str, Any]) -> str:  # Any: JSON
+        """
+        Write all that is known of an incident to a file for people. Return its name in the run
+        directory, or an empty text if it cannot be written.
+        """
+        name = incident_file(incident["id"])
+        try:
+            write_whole(self._settings.run_dir / name, incident_story(incident))
+        except (OSError, UnicodeError) as error:
+            log.warning("incident_not_written", path=name, why=str(error))
+            return ""
+        return name
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """

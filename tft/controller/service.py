@@ -51,7 +51,7 @@ from tft.protocol.messages import (
     Report,
     Whereabouts,
 )
-from tft.protocol.topics import BEATS, ORDERS, REPORTS
+from tft.protocol.topics import BEATS, NEWS, ORDERS, REPORTS
 from tft.pulse import Pulse
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 from tft.spi.types import Remark
@@ -370,6 +370,9 @@ class Controller:
     async def _lead(self, bus: Bus) -> None:
         while True:
             bus.publish(ORDERS, self._lead_now())
+            news = self._report.notices.news(self._machine.epoch)
+            if news is not None:
+                bus.publish(NEWS, news)
             self._news.clear()
             try:
                 async with asyncio.timeout(LEAD):
@@ -414,6 +417,10 @@ class Controller:
         before = self._machine.state
         for command in self._judge(event):
             self._do(command)
+        newly_closed = self._report.newly_closed(self._machine.incidents)
+        for closed in newly_closed:
+            self._report.tell(closed)
+            self._news.set()
         state = self._machine.state
         incident, outcome = self._machine.incident, self._machine.outcome
         self._beats.progress.state(
@@ -434,7 +441,7 @@ class Controller:
                 self._advisors.final(
                     self._beats.final_steps.resumed(self._members(), self._began_after())
                 )
-        for closed in self._report.newly_closed(self._machine.incidents):
+        for closed in newly_closed:
             self._advisors.closed(*self._report.entry(closed))
         self._set_timer()
 
@@ -508,7 +515,8 @@ class Controller:
         """
         Tell something that changes nothing in the job, and keep it for the report.
         """
-        self._report.remark(Remark(event=event, facts=facts), self._clock.now())
+        if self._report.remark(Remark(event=event, facts=facts), self._clock.now()):
+            self._news.set()
         self._tell(event, **facts)
 
     def _tell(self, event: str, **facts: object) -> None:

@@ -738,6 +738,32 @@ class Lead:
     case this node is lost. A node without such a keeper has no entry."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """
+    One sentence of the controller for people: an incident is over, or a rank is slow.
+    """
+
+    number: int
+    """Counted from 1 by each controller."""
+    text: str
+    """A sentence without its full stop."""
+    incident: int = 0
+    """The number of the incident that is over; 0 for a remark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """
+    The last sentences of the controller for people. Consoles print those that they have not printed.
+    """
+
+    epoch: int
+    """The number of the controller."""
+    notices: tuple[Notice, ...]
+    """The last notices, the oldest first."""
+
+
 # ---------------------------------------------------------------- messages between agents
 
 
@@ -1274,13 +1300,13 @@ RankOrder = (
 NodeOrder = Spawn | Kill | Recall | EndNode
 Order = RankOrder | NodeOrder | Refused
 AgentMessage = LocalStates | LocalStatesKept
-Message = Report | Order | Beat | Lead | AgentMessage | Inquire | Whereabouts
+Message = Report | Order | Beat | Lead | AgentMessage | Inquire | Whereabouts | News
 
 MESSAGES: tuple[type, ...] = (
     Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed, CheckpointFailed,
     NodeJoined, Spawned, Exited, StoreOpened, Recalled, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, SwitchRequested, Noticed, Advised,
-    Beat, Whereabouts, Lead, Inquire, LocalStates, LocalStatesKept,
+    Beat, Whereabouts, Lead, Inquire, News, LocalStates, LocalStatesKept,
     Freeze, Stop, Compare, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
     Release, Save, Commit, Complete, End,
     Spawn, Kill, Recall, EndNode, Refused,

@@ -20,6 +20,11 @@ to the ranks (`Inquire`) on this topic.
 Ranks, agents, the launcher and commands of `tft` subscribe to it."""
 
 
+NEWS = b"news"
+"""The controller publishes sentences for people (`News`) on this topic. The launcher that runs the
+controller and commands that look at the job, such as `tft top`, subscribe to it."""
+
+
 def agent(node: int) -> bytes:
     """
     Return the topic of the agent of a node. Other agents publish messages to this agent on the

@@ -51,6 +51,7 @@ from tft.protocol.messages import (
     SwitchRequested,
     Trained,
 )
+from tft.sentences import ranks_of
 
 Alike = (
     Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
@@ -342,21 +343,6 @@ def fault_in_words(fault: Fault) -> str:
     """
     where = "no one rank" if fault.rank is None else f"rank {fault.rank}"
     return f"{fault.kind} at {where} in step {fault.step}"
-
-
-def ranks_of(ranks: Collection[int]) -> str:
-    """
-    Return a text that names the ranks, such as `rank 3` or `ranks 0-3, 7`.
-    """
-    stretches: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if stretches and rank == stretches[-1][-1] + 1:
-            stretches[-1].append(rank)
-        else:
-            stretches.append([rank])
-    told = [str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in stretches]
-    one = len(stretches) == 1 and len(stretches[0]) == 1
-    return f"{'rank' if one else 'ranks'} {', '.join(told) or 'none'}"
 
 
 def span(seconds: float) -> str:

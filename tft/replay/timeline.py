@@ -47,10 +47,10 @@ from tft.replay.sentences import (
     commanded,
     fault_in_words,
     particulars,
-    ranks_of,
     sentence,
     span,
 )
+from tft.sentences import ranks_of
 
 Key = tuple[object, ...]
 

@@ -1,49 +1,24 @@
 """
-Sentences of a report: what happened in an incident, how the job ended, and what to do next.
+Sentences of a report: how the job ended, and what to do next. Those about incidents are in
+`tft.sentences`, because a running job prints them too.
 """
 
-import re
-import signal
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-from tft.replay.sentences import ranks_of
 from tft.report.facts import RUNNING, UNFINISHED, Facts
 from tft.report.goodput import AGAIN, END, INCIDENT, PAUSE, STANDING, START, TRAINING, Part
+from tft.sentences import Entry, incident_sentence, seconds
 
-Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.md`
-
-_FAULTS = {
-    "process": "lost {its} process",
-    "node": "{was} lost with {its} node",
-    "memory": "ran out of memory",
-    "network": "lost a connection",
-    "numeric": "computed bad numbers",
-    "hang": "stood still",
-    "straggler": "{was} too slow",
-    "corruption": "held a wrong copy of the state",
-    "software": "met an error of the script",
-}
-"""What happened to the ranks of a fault, by its kind."""
-_NO_RANK = {
-    "network": "connections were lost",
-    "hang": "the job stood still",
-    "corruption": "copies of the state differed",
-    "numeric": "bad numbers were computed",
-}
-"""The same for faults of which no rank is known."""
-_ENDED_BY = re.compile(r"^was ended by signal (\d+)")
-_LEFT_WITH = re.compile(r"^left with code (\d+)")
-
-_THEN = {
-    "retry": "all processes were kept",
-    "recover": "replaced",
-    "scale_in": "the others went on without the lost ranks",
-    "scale_out": "ranks came back",
-    "migrate": "moved to other processes",
-}
-"""What was done, by strategy."""
+__all__ = [
+    "Entry",
+    "ending",
+    "incident_sentence",
+    "moment",
+    "next_steps",
+    "part_name",
+    "part_times",
+    "seconds",
+]
 
 KINDS = {
     TRAINING: "training that was kept",
@@ -57,110 +32,11 @@ KINDS = {
 """How the parts of the time are called."""
 
 
-def seconds(value: float | None) -> str:
-    """
-    Return a duration as people write it, such as `25 ms`, `0.34 s`, `45 s`, `3 min 20 s` or `2 h 5 min`.
-    """
-    if value is None:
-        return "not known"
-    if value < 0.0995:
-        return f"{1000 * value:.0f} ms" if value >= 0.0005 or not value else "less than 1 ms"
-    if value < 0.995:
-        return f"{value:.2g} s"
-    if value < 9.95:
-        return f"{value:.2f} s"
-    if value < 119.5:
-        return f"{value:.0f} s"
-    minutes, left = divmod(round(value), 60)
-    if minutes < 120:
-        return f"{minutes} min {left} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 def moment(unix: float | None) -> str:
     """
     Return a time of day, given in seconds since 1970; empty if it is not known.
     """
     return "" if unix is None else f"{datetime.fromtimestamp(unix, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def incident_sentence(incident: Entry) -> str:
-    """
-    Return one sentence about an incident: what happened, what was done, and what it cost.
-    """
-    what = "; ".join(_faults(incident["faults"])) or _asked(incident)
-    parts = [what, _then(incident), _cost(incident)]
-    sentence = "; ".join(part for part in parts if part)
-    return f"{sentence[0].upper()}{sentence[1:]}."
-
-
-def _faults(faults: Sequence[Entry]) -> list[str]:
-    """
-    Return what happened to the ranks. Ranks with the same fault in the same step are named together.
-    """
-    alike: dict[tuple[str, int], list[int | None]] = {}
-    for fault in faults:
-        alike.setdefault((_verb(fault), int(fault["step"])), []).append(fault["rank"])
-    told = []
-    for (verb, step), found in alike.items():
-        ranks = [rank for rank in found if rank is not None]
-        was, its = ("was", "its") if len(ranks) == 1 else ("were", "their")
-        text = verb.format(was=was, its=its) if ranks else verb
-        who = f"{ranks_of(ranks)} " if ranks else ""
-        told.append(f"{who}{text}" + (f" in step {step}" if step else ""))
-    return told
-
-
-def _verb(fault: Entry) -> str:
-    kind, evidence = str(fault["kind"]), str(fault.get("evidence", ""))
-    if fault["rank"] is None:
-        return _NO_RANK.get(kind, f"a fault of the kind {kind}, without a known rank,")
-    if kind == "process" and (ended := _ENDED_BY.match(evidence)):
-        name = _signal(int(ended[1]))
-        return f"{{was}} killed by {name}" if name == "SIGKILL" else f"{{was}} ended by {name}"
-    if kind == "process" and (left := _LEFT_WITH.match(evidence)):
-        return f"left with exit code {left[1]}"
-    return _FAULTS.get(kind, f"had a fault of the kind {kind}".replace("{", "").replace("}", ""))
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _asked(incident: Entry) -> str:
-    if incident.get("open"):
-        return "no fault is known yet"
-    if incident["strategy"] == "scale_out":
-        return "ranks that had left could come back"
-    return "the job was asked to end" if incident["strategy"] in ("dump", "exit") else "no fault"
-
-
-def _then(incident: Entry) -> str:
-    strategy, took = incident["strategy"], seconds(incident["seconds"]["total"])
-    if incident.get("open"):
-        return f"not over when this was written ({strategy or 'no strategy was chosen yet'})"
-    if strategy == "dump":
-        return "the job ended with a last checkpoint"
-    if strategy == "exit":
-        return "the job ended without a last checkpoint"
-    if strategy == "recover" and not incident["processes_started"]:
-        return f"repaired in the same processes in {took}"
-    return f"{_THEN.get(strategy, f'strategy {strategy}')} in {took}"
-
-
-def _cost(incident: Entry) -> str:
-    lost = incident["steps_lost"]
-    if incident.get("open") or incident["strategy"] == "exit":
-        return ""
-    if not lost:
-        return "no step lost"
-    return f"{lost} {'step' if lost == 1 else 'steps'} computed again"
-
-
-# ---------------------------------------------------------------- the job
 
 
 def ending(facts: Facts) -> str:

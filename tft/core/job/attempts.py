@@ -65,12 +65,27 @@ class Attempts:
         )
         if not (refused and any(f.refused and f.step == step for f in incident.faults)):
             incident.faults.append(fault)
+            self._note_process(fault)
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
         if job.fault_reaction is Reaction.FREEZE:
             incident.decision.attempts = 0
             self.freeze()
         if checking:
             self._cut_off()
+
+    def _note_process(self, fault: Fault) -> None:
+        """
+        Note for the report which process had the rank of a fault.
+        """
+        job = self._job
+        if fault.rank is None or fault.rank not in job.ranks.states:
+            return
+        rank_state = job.ranks.states[fault.rank]
+        node = -1 if rank_state.node is None else rank_state.node
+        host, _ = job.nodes.agents.get(node, ("", 0))
+        if rank_state.process.pid:
+            at_fault = rank_state.process.pid, host
+            job.incident.turnover.at_fault[fault.rank, fault.seen] = at_fault
 
     def step_of(self, rank_state: RankState) -> int:
         """

@@ -57,7 +57,7 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     ended = incident.closed if incident.closed is not None else _last(incident)
     return {
         "id": incident.number,
-        "faults": [_fault_report(fault, moment, began) for fault in roots],
+        "faults": [_fault_report(incident, fault, moment, began) for fault in roots],
         "strategy": incident.decision.strategy,
         "tried": [{"strategy": name, "why_not": why} for name, why in incident.decision.tried],
         "step": incident.progress.step,
@@ -128,13 +128,20 @@ def _seen(incident: Incident) -> float:
     return min((fault.seen for fault in incident.faults), default=incident.opened)
 
 
-def _fault_report(fault: Fault, moment: Moment, began: float) -> dict[str, object]:
+def _fault_report(
+    incident: Incident, fault: Fault, moment: Moment, began: float
+) -> dict[str, object]:
     at = moment(fault)
+    none: tuple[int | None, str] = None, ""
+    known = incident.turnover.at_fault
+    pid, host = none if fault.rank is None else known.get((fault.rank, fault.seen), none)
     return {
         "kind": fault.kind,
         "rank": fault.rank,
         "step": fault.step,
         "at": (fault.seen if at is None else at) - began,
+        "pid": pid,
+        "host": host,
         "evidence": fault.evidence,
     }
 

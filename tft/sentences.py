@@ -1,0 +1,307 @@
+"""
+Sentences about a job, for people: what happened in an incident, and what the controller has remarked
+about ranks. `tft run`, `tft status`, `tft top` and `tft report` print the same ones.
+"""
+
+import re
+import signal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.md`
+
+_FAULTS = {
+    "process": "lost {its} process",
+    "node": "{was} lost with {its} node",
+    "memory": "ran out of memory",
+    "network": "lost a connection",
+    "numeric": "computed bad numbers",
+    "hang": "stood still",
+    "straggler": "{was} too slow",
+    "corruption": "held a wrong copy of the state",
+    "software": "met an error of the script",
+}
+"""What happened to the ranks of a fault, by its kind."""
+_NO_RANK = {
+    "network": "connections were lost",
+    "hang": "the job stood still",
+    "corruption": "copies of the state differed",
+    "numeric": "bad numbers were computed",
+}
+"""The same for faults of which no rank is known."""
+_ENDED_BY = re.compile(r"^was ended by signal (\d+)")
+_LEFT_WITH = re.compile(r"^left with code (\d+)")
+
+_THEN = {
+    "retry": "all processes were kept",
+    "recover": "replaced",
+    "scale_in": "the others went on without the lost ranks",
+    "scale_out": "ranks came back",
+    "migrate": "moved to other processes",
+}
+"""What was done, by strategy."""
+
+_PARTS = {"input": "its input", "compute": "its computation", "update": "its update"}
+"""What takes longer on a slow rank, by the cause that a remark names."""
+
+
+# ---------------------------------------------------------------- words
+
+
+def seconds(value: float | None) -> str:
+    """
+    Return a duration as people write it, such as `25 ms`, `0.34 s`, `45 s`, `3 min 20 s` or `2 h 5 min`.
+    """
+    if value is None:
+        return "not known"
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms" if value >= 0.0005 or not value else "less than 1 ms"
+    if value < 0.995:
+        return f"{value:.2g} s"
+    if value < 9.95:
+        return f"{value:.2f} s"
+    if value < 119.5:
+        return f"{value:.0f} s"
+    minutes, left = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {left} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def ranks_of(ranks: Collection[int]) -> str:
+    """
+    Return a text that names the ranks, such as `rank 3` or `ranks 0-3, 7`.
+    """
+    stretches: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if stretches and rank == stretches[-1][-1] + 1:
+            stretches[-1].append(rank)
+        else:
+            stretches.append([rank])
+    told = [str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in stretches]
+    one = len(stretches) == 1 and len(stretches[0]) == 1
+    return f"{'rank' if one else 'ranks'} {', '.join(told) or 'none'}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """
+    Return a number with its noun, such as `1 step` or `2 steps`.
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# ---------------------------------------------------------------- incidents
+
+
+def incident_text(incident: Entry) -> str:
+    """
+    Return what happened in an incident, what was done, and what it cost. The text is a part of a
+    sentence: it begins with a small letter and ends without a full stop.
+    """
+    what = "; ".join(_faults(incident["faults"])) or _asked(incident)
+    parts = [what, _then(incident), _cost(incident)]
+    return "; ".join(part for part in parts if part)
+
+
+def incident_sentence(incident: Entry) -> str:
+    """
+    Return one sentence about an incident: what happened, what was done, and what it cost.
+    """
+    text = incident_text(incident)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def incident_line(incident: Entry) -> str:
+    """
+    Return the line about an incident for a console, such as `incident 1: rank 2 (pid 3283 on
+    127.0.0.1) was killed by SIGKILL in step 30; replaced in 0.34 s; no step lost`.
+    """
+    return f"incident {incident['id']}: {incident_text(incident)}"
+
+
+def open_incident(incident: Entry) -> str:
+    """
+    Return what has happened in an incident that is not over, and the strategy that is followed.
+    """
+    strategy = f": {incident['strategy']}" if incident["strategy"] else ""
+    return f"{'; '.join(_faults(incident['faults'])) or 'no fault is known yet'}{strategy}"
+
+
+def _faults(faults: Sequence[Entry]) -> list[str]:
+    """
+    Return what happened to the ranks. Ranks with the same fault in the same step are named together.
+    """
+    alike: dict[tuple[str, int], list[int | None]] = {}
+    places: dict[tuple[str, int], str] = {}
+    for fault in faults:
+        key = _verb(fault), int(fault["step"])
+        alike.setdefault(key, []).append(fault["rank"])
+        places[key] = _process(fault)
+    told = []
+    for (verb, step), found in alike.items():
+        ranks = sorted({rank for rank in found if rank is not None})
+        was, its = ("was", "its") if len(ranks) == 1 else ("were", "their")
+        text = verb.format(was=was, its=its) if ranks else verb
+        # the process of one rank is named; a text with many processes could not be read
+        process = places[verb, step] if len(ranks) == 1 else ""
+        who = f"{ranks_of(ranks)}{process} " if ranks else ""
+        told.append(f"{who}{text}" + (f" in step {step}" if step else ""))
+    return told
+
+
+def _process(fault: Entry) -> str:
+    """
+    Return which process the rank of a fault had, as a text to follow the name of the rank.
+    """
+    if not fault.get("pid"):
+        return ""
+    host = f" on {fault['host']}" if fault.get("host") else ""
+    return f" (pid {fault['pid']}{host})"
+
+
+def _verb(fault: Entry) -> str:
+    kind, evidence = str(fault["kind"]), str(fault.get("evidence", ""))
+    if fault["rank"] is None:
+        return _NO_RANK.get(kind, f"a fault of the kind {kind}, without a known rank,")
+    if kind == "process" and (ended := _ENDED_BY.match(evidence)):
+        name = _signal(int(ended[1]))
+        return f"{{was}} killed by {name}" if name == "SIGKILL" else f"{{was}} ended by {name}"
+    if kind == "process" and (left := _LEFT_WITH.match(evidence)):
+        return f"left with exit code {left[1]}"
+    return _FAULTS.get(kind, f"had a fault of the kind {kind}".replace("{", "").replace("}", ""))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _asked(incident: Entry) -> str:
+    if incident.get("open"):
+        return "no fault is known yet"
+    if incident["strategy"] == "scale_out":
+        return "ranks that had left could come back"
+    return "the job was asked to end" if incident["strategy"] in ("dump", "exit") else "no fault"
+
+
+def _then(incident: Entry) -> str:
+    strategy, took = incident["strategy"], seconds(incident["seconds"]["total"])
+    if incident.get("open"):
+        return f"not over when this was written ({strategy or 'no strategy was chosen yet'})"
+    if strategy == "dump":
+        return "the job ended with a last checkpoint"
+    if strategy == "exit":
+        return "the job ended without a last checkpoint"
+    if strategy == "recover" and not incident["processes_started"]:
+        return f"repaired in the same processes in {took}"
+    return f"{_THEN.get(strategy, f'strategy {strategy}')} in {took}"
+
+
+def _cost(incident: Entry) -> str:
+    lost = incident["steps_lost"]
+    if incident.get("open") or incident["strategy"] == "exit":
+        return ""
+    if not lost:
+        return "no step lost"
+    return f"{lost} {'step' if lost == 1 else 'steps'} computed again"
+
+
+def is_long(incident: Entry) -> bool:
+    """
+    Return whether there is more to say about an incident than its sentence: stacks or a traceback,
+    or why training may not be the same.
+    """
+    evidence = [str(fault.get("evidence", "")).strip() for fault in incident["faults"]]
+    more = (incident["inexact"], incident.get("unprotected"), incident.get("refused"))
+    return any("\n" in each for each in evidence) or any(more)
+
+
+def incident_file(number: int) -> str:
+    """
+    Return the name of the file, in the run directory, with the story of a long incident.
+    """
+    return f"logs/incident-{number}.txt"
+
+
+def incident_story(incident: Entry) -> str:
+    """
+    Return everything that a person may want to know of an incident, as plain text.
+    """
+    lines = [incident_sentence(incident), ""]
+    lines += _listed("Why no other strategy", why_not(incident))
+    lines += _listed("Not bit for bit the same", incident["inexact"])
+    lines += _listed("Lost with a node", incident.get("unprotected", ()))
+    lines += _listed("Refused updates", map(refusal_text, incident.get("refused", ())))
+    for fault in incident["faults"]:
+        if evidence := str(fault.get("evidence", "")).strip():
+            who = "no one rank" if fault["rank"] is None else f"rank {fault['rank']}"
+            lines += [f"Evidence ({fault['kind']}, {who}{_process(fault)}):", "", evidence, ""]
+    return "\n".join(lines)
+
+
+def why_not(incident: Entry) -> list[str]:
+    """
+    Return why the strategies before the one that was followed were not possible.
+    """
+    return [f"not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
+
+
+def refusal_text(refused: Entry) -> str:
+    """
+    Return how often the update of a step was refused because of its numbers, and why.
+    """
+    times = "once" if refused["times"] == 1 else f"{refused['times']} times"
+    left_out = f", batches left out: {refused['skipped']}" if refused["skipped"] else ""
+    ranks = "".join(f", rank {rank}" for rank in refused["ranks"])
+    return (
+        f"the update of step {refused['step']} was refused {times}{left_out}; the cause: "
+        f"{refused['cause']}{ranks}"
+    )
+
+
+def _listed(heading: str, entries: Iterable[str]) -> list[str]:
+    listed = [f"- {entry}" for entry in entries]
+    return [f"{heading}:", "", *listed, ""] if listed else []
+
+
+# ---------------------------------------------------------------- remarks
+
+
+def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
+    """
+    Return a remark about the job as a text: those of tft as sentences, and those of other plugins
+    with their names and facts.
+    """
+    try:
+        match event:
+            case "rank_slow":
+                return _slow(facts)
+            case "rank_slow_over":
+                return f"rank {facts['rank']} is as fast as the others again since step {facts['step']}"
+            case "job_stands":
+                held = f": {ranks_of(facts['ranks'])} held up the others" if facts["ranks"] else ""
+                stacks = (
+                    f"; stacks of all ranks are in {facts['stacks']}" if facts["stacks"] else ""
+                )
+                return f"no rank makes progress for {seconds(facts['seconds'])}{held}{stacks}"
+            case "rank_behind":
+                line = facts["line"] or "no line of the script"
+                return f"rank {facts['rank']} stands at {line}: {facts['why']}"
+            case _:
+                pass
+    except (KeyError, TypeError, ValueError):
+        pass  # the remark of another plugin with the same name, which has other facts
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return f"remark {event}: {told}" if told else f"remark {event}"
+
+
+def _slow(facts: Mapping[str, Any]) -> str:  # Any: JSON
+    part = _PARTS.get(facts["cause"], str(facts["cause"]))
+    than = "than on its peers" if facts["compared_with"] == "peers" else "than in its first steps"
+    return (
+        f"rank {facts['rank']} on node {facts['node']} is slow since step {facts['step']}: {part} "
+        f"takes {seconds(facts['seconds'])} longer in each step {than} ({facts['percent']:.0f} % of "
+        "its own work)"
+    )
