@@ -480,7 +480,10 @@ def test_damaged_memory_is_never_used() -> None:
     assert job.facts("doubt_dropped") == []
     assert job.orders(Save) == []
     assert job.reports()[-1]["strategy"] == "exit"
-    reasons = "; ".join(f"{name}: {why}" for name, why in tried(job).items())
+    alike: dict[str, list[str]] = {}
+    for name, why in tried(job).items():
+        alike.setdefault(why, []).append(name)
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
     assert job.over.why == f"no strategy is left ({reasons})"
 
 

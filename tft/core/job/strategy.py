@@ -299,9 +299,10 @@ class StrategyChoice:
             case "dump":
                 self._shutdown.dump()
             case "exit":
-                reasons = "; ".join(
-                    f"{strategy}: {why}" for strategy, why in incident.decision.tried
-                )
+                alike: dict[str, list[str]] = {}
+                for strategy, why_not in incident.decision.tried:
+                    alike.setdefault(why_not, []).append(strategy)
+                reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
                 why = f"no strategy is left ({reasons})"
                 self._shutdown.exit("failed", 4, why)
             case _:
