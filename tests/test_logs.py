@@ -48,6 +48,25 @@ def test_event_is_logged_as_one_line_of_keys_and_values() -> None:
     assert failed.endswith('ZeroDivisionError: division by zero"')
 
 
+def test_quiet_events_of_a_rank_are_only_in_its_file(tmp_path: Path) -> None:
+    """When a script has set up structlog in its own way, then quiet events are lines of the file, and
+    events that cannot be written to a file are logged as all others."""
+    file = tmp_path / "rank-0.0.log"
+    code = f"""
+import structlog
+from pathlib import Path
+from tft.logs import quiet_log
+structlog.configure(processors=[lambda *_: "the script's own"])
+quiet_log.open(Path({str(tmp_path / "none" / "log")!r}))
+quiet_log.info("first")
+quiet_log.open(Path({str(file)!r}))
+quiet_log.info("checkpointed", step=20, why="\\ud800")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("the script's own\n", "")
+    assert re.fullmatch(r"at=\S+ level=info event=checkpointed step=20 why=\S+\n", file.read_text())
+
+
 def test_debug_events_are_logged_when_the_log_is_verbose() -> None:
     """When the log is verbose, then it contains events of level debug."""
     assert "event=looked" in lines(verbose=True)[0]

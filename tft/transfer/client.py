@@ -14,6 +14,7 @@ import structlog
 
 from tft.clock import SystemClock
 from tft.errors import TransferFailed
+from tft.logs import quiet_log
 from tft.protocol.messages import Transfer
 from tft.spi.types import Buffer
 from tft.transfer.chunk_scheduler import ChunkScheduler
@@ -98,7 +99,7 @@ def fetch(
     lost = scheduler.lost()
     # leave out sources for which this rank could not start a thread: they have not failed
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
-    log.info(
+    quiet_log.info(
         "shard_fetched",
         shard=transfer.shard,
         step=step,

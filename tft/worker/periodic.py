@@ -29,6 +29,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings
 from tft.core.job.comparison import Copy, Difference, differences
 from tft.errors import UsageError
+from tft.logs import quiet_log
 from tft.protocol.messages import Checkpointed, CheckpointFailed
 from tft.worker.saving import Saving, Write
 
@@ -433,7 +434,7 @@ class Periodic:
             heard = partial(self._known.put, part.step)
             self._reports.complete(part.step, final, compared=compared, heard=heard)
             self._owed = part.step if told.keep_checkpoints else None
-        log.info("checkpointed", step=part.step, directory=str(final))
+        quiet_log.info("checkpointed", step=part.step, directory=str(final))
         checkpoint.sweep(self._store, part.step)
 
     # ---------------------------------------------------------------- on the thread that removes old checkpoints

@@ -20,6 +20,7 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore, Manifest
 from tft.errors import CheckpointCorrupt, Interrupted, OrderRefused, UsageError
 from tft.files import sync
+from tft.logs import quiet_log
 from tft.protocol.messages import SavedFile, ShardCopies
 
 log = structlog.get_logger()
@@ -192,7 +193,7 @@ class Saving:
             beside = directory / _beside(shard)
             checkpoint.write_synced(beside, kept)
             files.append(beside)
-        log.info("saved_by_script", step=step, shard=shard, seconds=time.monotonic() - began)
+        quiet_log.info("saved_by_script", step=step, shard=shard, seconds=time.monotonic() - began)
         return [str(file.relative_to(directory)) for file in files]
 
     def join(

@@ -22,6 +22,7 @@ from tft.config import RankSettings
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
 from tft.limits import no_thread
+from tft.logs import quiet_log
 from tft.page import Page
 from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -91,6 +92,8 @@ class Session:
         self._saving = Saving(self._hook)
         self._hands = Hands(self, self._gate, self._hook, self._page, self._saving, check)
         self._records = Records(settings.run_dir, settings.rank)
+        log_file = f"rank-{settings.rank}.{settings.incarnation}.log"
+        quiet_log.open(settings.run_dir / "logs" / log_file)
         self._loop = self._make_loop()
         self._adopted = False
         self.model: Any = None  # Any: the object that the user's function returned
