@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tft.cli.look import Watch
-from tft.cli.situation import standing_out
 from tft.cli.status import lines
+from tft.launcher.look import Watch
+from tft.launcher.situation import standing_out
 from tft.protocol.messages import Beat, Envelope, Lead, Message, Position, Pulse
 
 rich_console = pytest.importorskip("rich.console")
@@ -103,7 +103,7 @@ def facts(world: int, **changed: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
     return {
         "run_dir": "/shared/" + "a-long-name/" * 8, "state": "healthy", "open_incident": None,
         "slowest": {"rank": 0, "step": 1000}, "fastest": {"rank": 0, "step": 1000},
-        "step_seconds": 0.5, "seconds_since_progress": 0.1, "incidents": 0, "last_incident": None,
+        "step_seconds": 0.5, "seconds_since_progress": 0.1, "incidents": 0, "last_incident": None, "remarks": [],
         "ranks": ranks, "missing_ranks": [], "ranks_left_out": [], "story_failure": "",
         "parts": {
             "broker": {"address": "10.0.0.1:29400", "answers": True},

@@ -2,18 +2,12 @@
 The commands that look at jobs, on a real job: `tft status`, `tft top`, `tft jobs` and `tft doctor`.
 """
 
-import fcntl
 import json
 import os
-import pty
-import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +15,10 @@ import pytest
 
 from tests.e2e.conftest import FAKE
 from tests.e2e.jobs import ROOT, Job, job, reached, strike, until
+from tests.e2e.terminals import shown, terminal
 
 LONG = ("100000", "--seconds", "0.02")
 """The arguments of a job that does not end by itself."""
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def tft(*words: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
@@ -54,43 +48,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     with job(run_dir, "--adaptor", "fake", script=FAKE, arguments=LONG, nproc=3) as started:
         until(reached(started, 5), "step 5")
         yield started
-
-
-@contextmanager
-def terminal(*words: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """
-    Start a `tft` command in a terminal of 80 columns and 24 lines, and yield it with the terminal's
-    other end.
-    """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tft", *words],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        os.close(ours)
-
-
-def shown(ours: int, word: str = "", *, raw: bool = False) -> str:
-    """
-    Return what a terminal shows until `word` has come, or until the command has ended. Control
-    sequences are left out unless `raw`.
-    """
-    text = ""
-    while not word or word not in text:
-        try:
-            text += os.read(ours, 65536).decode(errors="replace")
-        except OSError:  # the last process has closed the terminal
-            break
-    return text if raw else CONTROL.sub("", text).replace("\r", "")
 
 
 def test_status_says_where_the_ranks_of_a_job_are(running: Job) -> None:

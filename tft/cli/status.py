@@ -12,16 +12,15 @@ from pathlib import Path
 
 import click
 
-from tft.cli.look import look, watching
-from tft.cli.situation import Facts, Situation, over, running, standing_out
 from tft.clock import SystemClock
 from tft.launcher.exit_codes import COMPLETED, FAILED
+from tft.launcher.look import look, watching
 from tft.launcher.records import Records, read_records
 from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
-from tft.launcher.summary import summary
+from tft.launcher.situation import MEANS, Facts, Situation, over, running, standing_out
 from tft.replay.following import StoryFollower
-from tft.sentences import ranks_of
+from tft.sentences import incident_line, open_incident, ranks_of
 from tft.stopped import is_stopped
 
 LEAST, MOST = 1.0, 3.0
@@ -29,24 +28,8 @@ LEAST, MOST = 1.0, 3.0
 does not answer: agents send ten heartbeats in a second, and a controller a `Lead` each second."""
 MANY = 16
 """A job with more ranks is shown without a line for each rank, unless all are asked for."""
-_MEANS = {
-    "unknown": "no controller leads the job",
-    "awaiting": "processes are starting",
-    "repairing": "lost state is copied, groups are formed",
-    "rebuilding": "wrappers are built",
-    "rolling back": "generators and data go back to one step",
-    "resuming": "the first step is trained",
-    "pausing": "all ranks go on to one step",
-    "paused": "`tft resume` lets it go on",
-    "confirming": "all ranks have finished, copies are compared",
-    "freezing": "the ranks are asked where they stand",
-    "clearing": "the ranks leave their loops",
-    "choosing": "a strategy is chosen",
-    "dumping": "a last checkpoint is written",
-    "exiting": "the ranks are leaving",
-    "ended": "no rank is left",
-}
-"""What the states of a job mean, in a few words. `docs/reference/machine.md` says more."""
+REMARKS = 3
+"""How many of the last remarks are shown."""
 _INDENT = 13
 """The column at which values begin."""
 
@@ -169,7 +152,7 @@ def headline(facts: Facts) -> str:
     if facts["state"] == "over":
         return str(facts["result"])
     state, incident = facts["state"], facts["open_incident"]
-    means = f", {_MEANS[state]}" if state in _MEANS else ""
+    means = f", {MEANS[state]}" if state in MEANS else ""
     if incident is None:
         return f"{state}{means}"
     since = f", {incident['seconds']:.1f} s" if incident["seconds"] is not None else ""
@@ -192,8 +175,10 @@ def _running(facts: Facts, *, everything: bool) -> Iterator[tuple[str, str]]:
         yield "step time", "no step ended in this look" if seconds is None else f"{seconds:.3g} s"
     yield "progress", progress(facts)
     if (incident := facts["open_incident"]) is not None:
-        yield f"incident {incident['id']}", faults(incident)
+        yield f"incident {incident['id']}", open_incident(incident)
     yield "incidents", incidents(facts)
+    for remark in facts["remarks"][-REMARKS:]:
+        yield "remark", remark
     parts = facts["parts"]
     yield "broker", f"{parts['broker']['address']} {_answers(parts['broker'])}"
     epoch = f" (epoch {parts['controller']['epoch']})" if parts["controller"]["answers"] else ""
@@ -237,24 +222,8 @@ def incidents(facts: Facts) -> str:
     return (
         "none"
         if not facts["incidents"]
-        else (f"{facts['incidents']}" + (f"; {summary([last], [])[0]}" if last else ""))
+        else (f"{facts['incidents']}" + (f"; {incident_line(last)}" if last else ""))
     )
-
-
-def faults(incident: Facts) -> str:
-    """
-    Return the faults of an open incident, and the strategy that is followed.
-    """
-    what = [
-        f"{each['kind']} at {_whose(each['rank'])} in step {each['step']}"
-        for each in incident["faults"]
-    ]
-    strategy = f": {incident['strategy']}" if incident["strategy"] else ""
-    return f"{'; '.join(what) or 'no fault is known yet'}{strategy}"
-
-
-def _whose(rank: int | None) -> str:
-    return "no one rank" if rank is None else f"rank {rank}"
 
 
 def _nodes(nodes: list[Facts], *, everything: bool) -> Iterator[tuple[str, str]]:

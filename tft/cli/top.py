@@ -1,7 +1,7 @@
 """
 `tft top`: what `tft status` says, live in the terminal, until the job is over.
 
-The facts are those of `tft.cli.situation`; rich draws them.
+The facts are those of `tft.launcher.situation`; rich draws them.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tft.cli import status
-from tft.cli.look import look, watching
-from tft.cli.situation import Facts, Situation, over, running, standing_out
 from tft.clock import SystemClock
 from tft.errors import UsageError
 from tft.launcher.exit_codes import COMPLETED, FAILED
+from tft.launcher.look import look, watching
 from tft.launcher.records import Records, is_over, read_records
 from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
+from tft.launcher.situation import Facts, Situation, over, running, standing_out
 from tft.replay.following import StoryFollower
-from tft.sentences import ranks_of
+from tft.sentences import open_incident, ranks_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -36,7 +36,7 @@ _RECORDS = 5.0  # seconds between two looks at the processes of this machine
 _SILENCE = 10.0
 """Seconds without a controller after which a job counts as gone if none of its processes lives on
 this machine. A controller or broker that was killed is back sooner."""
-_HEAD = 11
+_HEAD = 12
 """The lines of the picture above its tables, with the lines below them."""
 
 
@@ -221,8 +221,9 @@ def _head(facts: Facts) -> "Iterator[Text]":
         ("step", status.steps(facts)),
         ("step time", "-" if seconds is None else f"{seconds:.3g} s"),
         ("progress", status.progress(facts)),
-        ("incident", "none is open" if incident is None else status.faults(incident)),
+        ("incident", "none is open" if incident is None else open_incident(incident)),
         ("incidents", status.incidents(facts)),
+        ("remark", facts["remarks"][-1] if facts["remarks"] else "none"),
         (
             "answering",
             f"broker {_yes(parts['broker'])}, controller {_yes(parts['controller'])}, "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tft.cli.look import RankSeen, Watch
+from tft.launcher.look import RankSeen, Watch, pace
 from tft.launcher.records import Records
 from tft.replay.following import StoryFollower
 from tft.stopped import is_stopped
@@ -19,6 +19,25 @@ _STANDS = 1.0
 """Seconds without progress, or behind the fastest rank, below which no rank stands out."""
 _STEPS = 3
 """A rank stands out that has made no progress for so many steps, while another rank has."""
+
+MEANS = {
+    "unknown": "no controller leads the job",
+    "awaiting": "processes are starting",
+    "repairing": "lost state is copied, groups are formed",
+    "rebuilding": "wrappers are built",
+    "rolling back": "generators and data go back to one step",
+    "resuming": "the first step is trained",
+    "pausing": "all ranks go on to one step",
+    "paused": "`tft resume` lets it go on",
+    "confirming": "all ranks have finished, copies are compared",
+    "freezing": "the ranks are asked where they stand",
+    "clearing": "the ranks leave their loops",
+    "choosing": "a strategy is chosen",
+    "dumping": "a last checkpoint is written",
+    "exiting": "the ranks are leaving",
+    "ended": "no rank is left",
+}
+"""What the states of a job mean, in a few words. `docs/reference/machine.md` says more."""
 
 Facts = dict[str, Any]  # Any: JSON
 
@@ -50,12 +69,10 @@ def running(situation: Situation) -> Facts:
     """
     watch, story, records = situation.watch, situation.story, situation.records
     pids = {**story.pids, **watch.pids()}
-    ranks = [_rank(seen, pids, records) for seen in watch.ranks().values()]
+    seen = watch.ranks()
+    ranks = [_rank(each, pids, records) for each in seen.values()]
     members = story.members or frozenset(range(records.world))
-    training = [each for each in ranks if each["rank"] in members]
-    slowest = min(training, key=lambda each: (each["step"], each["rank"]), default=None)
-    fastest = max(training, key=lambda each: (each["step"], -each["rank"]), default=None)
-    times = sorted(each["step_seconds"] for each in training if each["step_seconds"] is not None)
+    together = pace([each for rank, each in seen.items() if rank in members])
     incidents = story.count
     if story.failure and watch.lead is not None:
         incidents = watch.lead.incident
@@ -65,15 +82,14 @@ def running(situation: Situation) -> Facts:
         "command": list(records.command),
         "began": records.began,
         "state": watch.state or "unknown",
-        "slowest": slowest and {"rank": slowest["rank"], "step": slowest["step"]},
-        "fastest": fastest and {"rank": fastest["rank"], "step": fastest["step"]},
-        "step_seconds": times[len(times) // 2] if times else None,
-        "seconds_since_progress": min(
-            (each["seconds_since_progress"] for each in training), default=None
-        ),
+        "slowest": _where(together.slowest),
+        "fastest": _where(together.fastest),
+        "step_seconds": together.step_seconds,
+        "seconds_since_progress": together.standstill,
         "incidents": incidents,
         "open_incident": _open(situation),
         "last_incident": story.described(story.closed[-1]) if story.closed else None,
+        "remarks": [each.text for each in watch.notices if not each.incident],
         "parts": _parts(situation),
         "ranks": ranks,
         "missing_ranks": sorted(members - {each["rank"] for each in ranks}),
@@ -131,6 +147,10 @@ def standing_out(facts: Facts) -> list[tuple[int, str]]:
 def _is_behind(steps: int, seconds: float | None) -> bool:
     # of short steps a rank ends many between two heartbeats
     return steps >= _BEHIND and (seconds is None or steps * seconds >= _STANDS)
+
+
+def _where(seen: RankSeen | None) -> Facts | None:
+    return None if seen is None else {"rank": seen.pulse.rank, "step": seen.pulse.position.step}
 
 
 def _rank(seen: RankSeen, pids: Mapping[tuple[int, int], int], records: Records) -> Facts:

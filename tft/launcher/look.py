@@ -1,6 +1,7 @@
 """
 A look at a running job: listens to what its controller and its agents say anyway, for a short time,
-and says where each rank stands. `tft status`, `tft top` and `tft jobs` use it.
+and says where each rank stands. `tft status`, `tft top` and `tft jobs` use it, and `tft run` for
+its line about progress.
 
 The job does not notice more of a look than of `tft pause`: the controller sends one more `Lead`.
 """
@@ -18,8 +19,8 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.job.transitions import State
 from tft.launcher.run_directory import JobThere
-from tft.protocol.messages import Beat, Envelope, Lead, Pulse
-from tft.protocol.topics import BEATS, ORDERS, presence
+from tft.protocol.messages import Beat, Envelope, Lead, News, Notice, Pulse
+from tft.protocol.topics import BEATS, NEWS, ORDERS, presence
 
 FRESH = 3.0
 """Seconds without a message after which a part counts as silent. An agent sends ten heartbeats in a
@@ -46,6 +47,33 @@ class RankSeen:
     """The mean time of the last steps in seconds. None: no step has ended during the look."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """
+    How far some ranks are, and how fast.
+    """
+
+    slowest: RankSeen | None
+    fastest: RankSeen | None
+    step_seconds: float | None
+    """The median of the ranks' mean times of a step in seconds."""
+    standstill: float | None
+    """Seconds since any of the ranks has made progress."""
+
+
+def pace(ranks: Collection[RankSeen]) -> Pace:
+    """
+    Return how far and how fast ranks are.
+    """
+    times = sorted(each.step_seconds for each in ranks if each.step_seconds is not None)
+    return Pace(
+        slowest=min(ranks, key=lambda r: (r.pulse.position.step, r.pulse.rank), default=None),
+        fastest=max(ranks, key=lambda r: (r.pulse.position.step, -r.pulse.rank), default=None),
+        step_seconds=times[len(times) // 2] if times else None,
+        standstill=min((each.standstill for each in ranks), default=None),
+    )
+
+
 class Watch:
     """
     What a look has heard of a job until now.
@@ -54,6 +82,8 @@ class Watch:
     def __init__(self) -> None:
         self.lead: Lead | None = None
         """The newest `Lead` of the controller with the highest epoch."""
+        self.notices: tuple[Notice, ...] = ()
+        """The last sentences of this controller for people, the oldest first."""
         self.broker = False
         """True while this process is connected to the broker."""
         self.odd = ""
@@ -79,6 +109,9 @@ class Watch:
                     self.lead, self._led = lead, self._clock.now()
                     if lead.state != _HEALTHY:
                         self._steps.clear()  # the time of an incident is not that of a step
+            case News(epoch=epoch, notices=notices):
+                if self.lead is None or epoch >= self.lead.epoch:
+                    self.notices = notices
             case Beat() as beat:
                 self._beats[beat.node] = (beat, self._clock.now())
                 self._counts[beat.node] = self._counts.get(beat.node, 0) + 1
@@ -188,7 +221,7 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
     sender = f"ask.{secrets.token_hex(4)}"
     watch = Watch()
     async with open_bus(
-        there.broker, job=there.job, sender=sender, topics=[ORDERS, BEATS], curve=there.curve
+        there.broker, job=there.job, sender=sender, topics=[ORDERS, BEATS, NEWS], curve=there.curve
     ) as bus:
         # no `TaskGroup`: it would wrap an error of the caller, such as `UsageError`, in a group
         duties = [
