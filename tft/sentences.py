@@ -6,6 +6,7 @@ about ranks. `tft run`, `tft status`, `tft top` and `tft report` print the same 
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.md`
@@ -281,14 +282,10 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
             case "rank_slow_over":
                 return f"rank {facts['rank']} is as fast as the others again since step {facts['step']}"
             case "job_stands":
-                held = f": {ranks_of(facts['ranks'])} held up the others" if facts["ranks"] else ""
-                stacks = (
-                    f"; stacks of all ranks are in {facts['stacks']}" if facts["stacks"] else ""
-                )
-                return f"no rank makes progress for {seconds(facts['seconds'])}{held}{stacks}"
+                return _stands(facts)
             case "rank_behind":
-                line = facts["line"] or "no line of the script"
-                return f"rank {facts['rank']} stands at {line}: {facts['why']}"
+                where = f"stands at {facts['line']}" if facts["line"] else "holds up the others"
+                return f"rank {facts['rank']} {where}: {facts['why']}"
             case _:
                 pass
     except (KeyError, TypeError, ValueError):
@@ -305,3 +302,13 @@ def _slow(facts: Mapping[str, Any]) -> str:  # Any: JSON
         f"takes {seconds(facts['seconds'])} longer in each step {than} ({facts['percent']:.0f} % of "
         "its own work)"
     )
+
+
+def _stands(facts: Mapping[str, Any]) -> str:  # Any: JSON
+    text = f"no rank has made progress for {seconds(facts['seconds'])}"
+    if facts["ranks"]:
+        ranks = ranks_of(facts["ranks"])
+        text += f": {ranks} {'holds' if len(facts['ranks']) == 1 else 'hold'} up the others"
+    # the file is in the run directory, which the reader knows
+    file = "/".join(PurePath(facts["stacks"]).parts[-2:])
+    return f"{text}; the stacks of all ranks are in {file}" if file else text

@@ -50,6 +50,9 @@ def test_the_rank_that_holds_up_the_others_is_named(tmp_path: Path, how: str) ->
         assert each["line"].endswith(number_of(line))
         assert number_of(why) in each["why"]
         assert each["seconds"] < 3 * STEP + 1
+    ranks_told = {rank for rank in range(3) if f"tft: rank {rank} stands at " in outcome.output}
+    assert ranks_told == ranks
+    assert "the stacks of all ranks are in logs/stacks-1.txt" in outcome.output
     log = (outcome.run_dir / "logs" / "controller.log").read_text()
     assert log.index("event=rank_behind") < log.index("event=stalled")
     stacks = Path(stands["facts"]["stacks"]).read_text()

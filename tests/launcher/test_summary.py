@@ -2,9 +2,12 @@
 The lines at the end of a run.
 """
 
+from pathlib import Path
 from typing import Any
 
-from tft.launcher.summary import summary
+from tft.launcher.summary import reasons, remaining, summary
+
+RUN_DIR = Path("/runs/a")
 
 
 def incident(**differences: Any) -> dict[str, Any]:  # Any: JSON
@@ -18,75 +21,86 @@ def incident(**differences: Any) -> dict[str, Any]:  # Any: JSON
     }  # fmt: skip
 
 
-def test_incident_is_summarised_in_one_line() -> None:
-    """When a job has recovered, then one line of the summary names the fault, the strategy, the
-    lost steps and the duration."""
-    assert summary([incident()], []) == [
-        "incident 1: process at rank 2 in step 10: recover, 0 steps lost, 0.51 s"
+def software(rank: int, evidence: str) -> dict[str, Any]:  # Any: JSON
+    """
+    Return the fault of a rank whose script has raised an exception in step 8.
+    """
+    return {"kind": "software", "rank": rank, "step": 8, "at": 0.0, "evidence": evidence}
+
+
+def test_summary_has_steps_incidents_and_what_they_cost() -> None:
+    """When a job is over, then two lines say how far it came, what incidents have cost, and which
+    command writes the page about it."""
+    page = "`tft report /runs/a` writes a page about the job from its records"
+    assert summary(60, [], 8.12, RUN_DIR) == ["60 steps in 8.12 s; no incident", page]
+    told, _ = summary(60, [incident()], 300.0, RUN_DIR)
+    assert told == "60 steps in 5 min 0 s; 1 incident: no step and 0.51 s lost"
+    told, _ = summary(1, [incident(steps_lost=2), incident(steps_lost=1)], 40.0, RUN_DIR)
+    assert told == "1 step in 40 s; 2 incidents: 3 steps and 1.03 s lost"
+
+
+def test_error_of_the_script_is_the_reason_and_is_printed_once() -> None:
+    """When a bug in the user's script has ended the job, then the reason is its traceback, once for
+    all ranks that have the same, and not why each strategy was refused."""
+    faults = [software(0, "Traceback\nBoom: x"), software(1, "Traceback\nBoom: x")]
+    tried = [{"strategy": "retry", "why_not": "a user's own bug is not retried"}]
+    assert reasons([incident(faults=faults, strategy="dump", tried=tried)]) == [
+        "the error of ranks 0-1 in step 8:",
+        "  Traceback",
+        "  Boom: x",
     ]
 
 
-def test_software_fault_is_summarised_with_traceback_and_reasons() -> None:
-    """When a job was dumped because of a bug in the user's script, then the summary names the rank
-    and the step. It has the traceback once, and the reason why retry was refused."""
-    fault = {"kind": "software", "rank": 1, "step": 8, "at": 0.0, "evidence": "Traceback\nBoom: x"}
-    tried = [{"strategy": "retry", "why_not": "a user's own bug is not retried: Boom: x"}]
-    lines = summary([incident(faults=[fault], strategy="dump", tried=tried, steps_lost=1)], [])
-    assert lines == [
-        "incident 1: software at rank 1 in step 8: dump, 1 step lost, 0.51 s",
-        "  not retry: a user's own bug is not retried: Boom: x",
-        "  rank 1, step 8:",
-        "    Traceback",
-        "    Boom: x",
-    ]
+def test_many_different_errors_are_in_the_file_of_the_incident() -> None:
+    """When more than three ranks have different errors, then three are printed, and the file of the
+    incident is named."""
+    faults = [software(rank, f"Traceback\nBoom: {rank}") for rank in range(5)]
+    lines = reasons([incident(faults=faults, strategy="exit")])
+    assert lines[-1] == "2 more errors: see logs/incident-1.txt"
+    assert sum(line.startswith("the error of") for line in lines) == 3
 
 
-def test_fault_without_a_rank_and_stop_request_are_summarised() -> None:
-    """When a fault has no known rank, then its line says `at no one rank`. When an incident has no
-    fault, its line says `asked to stop`."""
-    nobody = {"kind": "network", "rank": None, "step": 3, "at": 0.0, "evidence": "silence"}
-    (first,) = summary([incident(faults=[nobody], strategy="retry")], [])
-    (second,) = summary([incident(faults=[], strategy="dump")], [])
-    assert "network at no one rank in step 3" in first
-    assert "asked to stop: dump" in second
-
-
-def test_exit_without_a_checkpoint_is_summarised_as_nothing_saved() -> None:
-    """When the strategy was `exit`, then the line says that nothing was saved and counts no lost
-    steps."""
-    (line,) = summary([incident(strategy="exit")], [])
-    assert line.endswith("exit, nothing was saved, 0.51 s")
+def test_reasons_against_each_strategy_are_printed_for_a_last_checkpoint() -> None:
+    """When a lost rank has ended the job with a last checkpoint, then the reasons against the other
+    strategies are printed. Without a checkpoint the sentence at the end has them already. A job that
+    goes on, or that was asked to end, has no such reasons."""
+    tried = [{"strategy": "recover", "why_not": "recover is not enabled"}]
+    why = ["not recover: recover is not enabled"]
+    assert reasons([incident(strategy="dump", tried=tried)]) == why
+    assert reasons([incident(strategy="exit", tried=tried)]) == []
+    assert reasons([incident(tried=tried)]) == []
+    assert reasons([incident(strategy="dump", tried=tried, faults=[])]) == []
+    assert reasons([]) == []
 
 
 def test_missed_checkpoints_are_summarised_with_the_reason() -> None:
     """When periodic checkpoints could not be written, then one line for each reason names the first
     step and the number of later ones."""
     missed = {"rank": 3, "why": "OSError: No space left on device", "step": 20}
-    assert summary([], [{**missed, "times": times} for times in (1, 2, 3)]) == [
+    assert remaining([{**missed, "times": times} for times in (1, 2, 3)]) == [
         "no checkpoint of step 20: rank 3: OSError: No space left on device",
         "no checkpoint of step 20 and 1 later one: rank 3: OSError: No space left on device",
         "no checkpoint of step 20 and 2 later ones: rank 3: OSError: No space left on device",
     ]
     unfinished = {"rank": None, "why": "ranks ended", "step": 20, "times": 1}
-    assert summary([], [unfinished]) == ["no checkpoint of step 20: ranks ended"]
+    assert remaining([unfinished]) == ["no checkpoint of step 20: ranks ended"]
 
 
-def test_refused_updates_are_summarised_with_their_cause() -> None:
-    """When ranks have refused updates, then the summary says how often, what was left out, and
-    which rank's device is the cause."""
+def test_refused_updates_are_reasons_with_their_cause() -> None:
+    """When ranks have refused updates before the job ended, then the reasons say how often, what was
+    left out, and which rank's device is the cause."""
     data = {"step": 7, "times": 2, "cause": "data or model", "ranks": [], "skipped": 4}
     device = {"step": 9, "times": 1, "cause": "device", "ranks": [1], "skipped": 0}
-    lines = summary([incident(strategy="retry", refused=[data, device])], [])
-    assert lines[1:] == [
-        "  the update of step 7 was refused 2 times, batches left out: 4; the cause: data or model",
-        "  the update of step 9 was refused once; the cause: device, rank 1",
+    assert reasons([incident(strategy="dump", refused=[data, device])]) == [
+        "the update of step 7 was refused 2 times, batches left out: 4; the cause: data or model",
+        "the update of step 9 was refused once; the cause: device, rank 1",
     ]
 
 
 def test_ranks_that_began_with_different_copies_are_named() -> None:
-    """When ranks began with different copies that were never found equal, then the last lines say
-    so, and what to do."""
-    (line,) = summary([], [], ["ranks [1] hold another copy of model"])
+    """When ranks began with different copies that were never found equal, then a line says so, and
+    what to do."""
+    (line,) = remaining([], ["ranks [1] hold another copy of model"])
 
     assert line.startswith(
         "ranks [1] hold another copy of model; copies were not found equal later"

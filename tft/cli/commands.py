@@ -49,7 +49,7 @@ def run_command() -> click.Command:
             ),
             _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("A file for a copy of the run directory's report.json (on node 0)."),
+            *_reporting("A file for a copy of the run directory's report.json (on node 0)."),
             _spare_option(),
             click.Option(
                 ["--spare-if-taken"],
@@ -106,7 +106,7 @@ def lead_command() -> click.Command:
             *job_options(given=False),
             _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("A file for a copy of the run directory's report.json."),
+            *_reporting("A file for a copy of the run directory's report.json."),
             click.Option(
                 ["--start"],
                 metavar="NAME",
@@ -376,10 +376,20 @@ def _spare_option() -> click.Option:
     )
 
 
-def _report_option(sentence: str) -> click.Option:
-    return click.Option(
-        ["--report"], type=click.Path(path_type=Path, dir_okay=False), help=sentence
-    )
+def _reporting(copy: str) -> list[click.Parameter]:
+    """
+    Return the options about what the user learns of a job. `copy` is the help of `--report`.
+    """
+    return [
+        click.Option(["--report"], type=click.Path(path_type=Path, dir_okay=False), help=copy),
+        click.Option(
+            ["--progress"],
+            metavar="SECONDS",
+            type=click.INT,
+            help="Print a line about the job every SECONDS; 0: never. Not given: a live line in a "
+            "terminal, and elsewhere lines that become rarer.",
+        ),
+    ]
 
 
 def _insecure_option() -> click.Option:

@@ -52,7 +52,8 @@ class Notices:
         self._shown.append((at, about))
         text = remark_text(event, facts)
         if self._left_out:
-            text += f" ({counted(self._left_out, 'remark')} before left out here; see the report)"
+            left_out = counted(self._left_out, "remark")
+            text += f" ({left_out} before it were left out here; the report has all)"
             self._left_out = 0
         self._add(text, 0)
         return True

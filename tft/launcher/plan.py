@@ -70,6 +70,9 @@ class Plan:
     """True if the broker and the controller are run by a launcher that has no node (`tft lead`)."""
     spare: int = 0
     """The number of additional ranks for which the node has room."""
+    progress: int | None = None
+    """The interval in seconds between two printed lines about the progress of the job. 0: no line.
+    None: a line that is drawn again in a terminal, and elsewhere intervals that grow."""
     goes_on: bool = False
     """True if the nodes of the job are training already without a controller. This launcher
     (`tft lead`) was started again, so that its controller leads these nodes."""
@@ -225,6 +228,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
         may_begin=options["resume_if_any"] and not options["resume"],
         led_elsewhere=led_elsewhere,
         spare=spare,
+        progress=options.get("progress"),
         goes_on=settings.run == living,
     )
 
@@ -311,6 +315,8 @@ def check_plan(plan: Plan) -> None:
     """
     settings = plan.settings
     check_settings(settings)
+    if plan.progress is not None and plan.progress < 0:
+        raise UsageError(f"--progress must be at least 0, not {plan.progress}")
     if plan.spare < 0:
         raise UsageError(f"--spare must be at least 0, not {plan.spare}")
     if plan.trains and not (0 <= plan.node < settings.nnodes or (plan.node > 0 and plan.spare)):

@@ -10,7 +10,8 @@ all processes that it has started.
 import asyncio
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
 from tft.launcher.children import Children, LaunchedProcess
+from tft.launcher.console import LiveConsole, PlainConsole, has_terminal
 from tft.launcher.exit_codes import (
     COMPLETED,
     DUMPED,
@@ -36,9 +38,12 @@ from tft.launcher.exit_codes import (
     ended,
     exit_code,
 )
+from tft.launcher.news import NewsPrinter
 from tft.launcher.plan import Plan, named
+from tft.launcher.progress import show_progress
 from tft.launcher.run_directory import (
     FreshReport,
+    JobThere,
     known_unfit,
     last_line,
     log_file,
@@ -49,10 +54,12 @@ from tft.launcher.run_directory import (
     unfit,
     write_job,
 )
-from tft.launcher.summary import summary
+from tft.launcher.summary import reasons, remaining, summary
 from tft.limits import raise_open_files
-from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
-from tft.protocol.topics import ORDERS, REPORTS
+from tft.protocol.messages import Envelope, Lead, News, NodeLost, Report, StopRequested
+from tft.protocol.topics import NEWS, ORDERS, REPORTS
+
+Console = LiveConsole | PlainConsole
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
 # seconds that the agent gets to end by itself after the controller has ordered its end: its ranks
@@ -100,7 +107,13 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             store = checkpoint_store_of(settings)
             for sentence in passed_over(store, newest(store)):
                 say(sentence)
-        code = asyncio.run(_run(plan, environment, report))
+        clock = SystemClock()
+        began, news = clock.now(), NewsPrinter(say)
+        with _console(plan) as console:
+            code = asyncio.run(
+                _run(plan, environment, Told(report=report, news=news, console=console))
+            )
+        took = clock.now() - began
         if plan.leads and plan.report is not None:
             text = report.text()
             if text is None:
@@ -108,8 +121,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             else:
                 write_whole(plan.report, text)
     if plan.leads:
-        for line in summary(report.incidents(), report.missed(), report.begins_unlike()):
-            say(line)
+        _say_how_it_went(plan, report, news, took)
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"no report was written; see {settings.run_dir / 'logs'}"
             say(f"the job did not complete: {why}")
@@ -122,6 +134,33 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(_last_checkpoint(plan))
     return code
+
+
+def _console(plan: Plan) -> AbstractContextManager[Console | None]:
+    """
+    Return the console that shows the progress of the job; None if another launcher shows it, or if
+    the user wants none.
+    """
+    if not plan.leads or plan.progress == 0:
+        return nullcontext()
+    # under another launcher, processes write to the terminal that this one does not know of
+    if plan.progress is None and not plan.launched and has_terminal():
+        return LiveConsole(plan.settings.run_dir)
+    return PlainConsole(plan.settings.run_dir)
+
+
+def _say_how_it_went(plan: Plan, report: FreshReport, news: NewsPrinter, took: float) -> None:
+    """
+    Print the summary of the run, and why the job has ended if an incident has ended it.
+    """
+    incidents, run_dir = report.incidents(), plan.settings.run_dir
+    news.rest(incidents)
+    for line in (
+        *remaining(report.missed(), report.begins_unlike()),
+        *(summary(report.steps(), incidents, took, run_dir) if report.text() else ()),
+        *reasons(incidents),
+    ):
+        say(line)
 
 
 def _last_checkpoint(plan: Plan) -> str:
@@ -170,14 +209,26 @@ def _beginning(plan: Plan) -> str:
     return f"; it goes on from {checkpoint.name}"
 
 
-async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """
+    Through what the launcher learns about the job, and tells the user.
+    """
+
+    report: FreshReport
+    news: NewsPrinter
+    console: Console | None
+
+
+async def _run(plan: Plan, environment: Mapping[str, str], told: Told) -> int:
     settings = plan.settings
+    topics = [ORDERS, NEWS] if plan.leads else [ORDERS]
     with Children() as children:
         async with open_bus(
-            settings.broker, job=settings.job, sender=plan.sender, topics=[ORDERS],
+            settings.broker, job=settings.job, sender=plan.sender, topics=topics,
             curve=settings.curve,
         ) as bus:  # fmt: skip
-            return await NodeLauncher(plan, environment, children, bus, report).run()
+            return await NodeLauncher(plan, environment, children, bus, told).run()
 
 
 def say(sentence: str) -> None:
@@ -202,14 +253,14 @@ class NodeLauncher:
         environment: Mapping[str, str],
         children: Children,
         bus: Bus,
-        report: FreshReport,
+        told: Told,
     ) -> None:
         self._plan = plan
         self._commands = plan.commands()
         self._environment = environment
         self._children = children
         self._bus = bus
-        self._report = report
+        self._told = told
         self._parts: dict[str, LaunchedProcess] = {}
         self._hung = {name: Restarts(limit=5, within=_HUNG_WITHIN) for name in self._commands}
         self._clock = SystemClock()
@@ -239,6 +290,8 @@ class NodeLauncher:
                 duties += [self._keep("broker"), self._keep("controller")]
             else:
                 duties.append(self._say_what_is_awaited())
+            if self._told.console is not None:
+                duties.append(self._show_progress(self._told.console))
             running = [tasks.create_task(duty) for duty in duties]
             code = await asyncio.shield(self._over)
             for task in running:
@@ -385,7 +438,7 @@ class NodeLauncher:
         no report, its run directory is another one than that of the controller. The method then
         returns `FAILED`.
         """
-        code = self._report.exit_code()
+        code = self._told.report.exit_code()
         if code is None:
             run_dir = self._plan.settings.run_dir
             say(f"the job is over, and no report of it is in {run_dir}: do all nodes share it?")
@@ -471,10 +524,31 @@ class NodeLauncher:
                     if self._shut_out is not None:
                         self._shut_out.cancel()
                         self._shut_out = None
+                case Heard(envelope=Envelope(message=News() as news)):
+                    self._told.news.heard(news)
                 case NotLetIn(why=why):
                     self._not_let_in(why)
                 case _:
                     pass  # all other messages are orders to ranks and agents
+
+    async def _show_progress(self, console: Console) -> None:
+        """
+        Show the progress of the job. If that fails, the job goes on without it.
+        """
+        settings = self._plan.settings
+        there = JobThere(
+            job=settings.job,
+            broker=settings.broker,
+            log=self._log_of("controller"),
+            curve=settings.curve,
+        )
+        try:
+            await show_progress(
+                there, settings.nnodes, settings.world, console, self._plan.progress
+            )
+        except Exception as error:  # noqa: BLE001 # whatever fails here must not end the job
+            console.show(())
+            say(f"the progress is not shown any more: {type(error).__name__}: {error}")
 
     async def _say_what_is_awaited(self) -> None:
         """

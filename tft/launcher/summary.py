@@ -1,76 +1,91 @@
 """
-The lines that the command `tft run` prints at the end of a job. These lines name each incident, the
-tracebacks of bugs in user code, the periodic checkpoints that could not be written, and copies that
-were different at the start.
+The lines that the command `tft run` prints at the end of a job: how far it came, what incidents have
+cost, where its records are, and why it ended.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from tft.sentences import counted, incident_file, ranks_of, refusal_text, seconds, why_not
+
+_TRACEBACKS = 3
+"""How many different tracebacks are printed."""
 
 
 def summary(
-    incidents: list[dict[str, Any]],  # Any: parsed JSON, described in `docs/reference/report.md`
-    missed: list[dict[str, Any]],
+    steps: int,
+    incidents: Sequence[dict[str, Any]],  # Any: parsed JSON, see `docs/reference/report.md`
+    took: float,
+    run_dir: Path,
+) -> list[str]:
+    """
+    Return the lines about a run of `took` seconds. `incidents` are those of this run, and `steps` is
+    the last step of the job.
+    """
+    told = f"{counted(steps, 'step')} in {seconds(took)}; "
+    if incidents:
+        lost = sum(incident["steps_lost"] for incident in incidents)
+        spent = sum(incident["seconds"]["total"] for incident in incidents)
+        steps_lost = counted(lost, "step") if lost else "no step"
+        told += f"{counted(len(incidents), 'incident')}: {steps_lost} and {seconds(spent)} lost"
+    else:
+        told += "no incident"
+    return [told, f"`tft report {run_dir}` writes a page about the job from its records"]
+
+
+def remaining(
+    missed: Sequence[dict[str, Any]],  # Any: parsed JSON
     begins_unlike: Sequence[str] = (),
 ) -> list[str]:
     """
-    Return the lines to print for the lists `incidents`, `missed` and `begins_unlike` of a job's
-    report. `missed` are the periodic checkpoints that could not be written. `begins_unlike` says
-    which ranks began to train with different copies.
+    Return the lines about what went wrong without an incident. `missed` are the periodic checkpoints
+    that could not be written. `begins_unlike` says which ranks began to train with different copies.
     """
-    lines = [line for incident in incidents for line in _lines(incident)]
     unlike = [
         f"{why}; copies were not found equal later. Unless the script makes them equal, the ranks "
         "train different models: seed all ranks alike before the model is built"
         for why in begins_unlike
     ]
-    return [*lines, *(_missing(each) for each in missed), *unlike]
+    return [*(_missing(each) for each in missed), *unlike]
+
+
+def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JSON
+    """
+    Return the lines that say why the last incident has ended the job: the error of the script, or
+    why the job could not go on. There are none if no incident has ended it.
+    """
+    last = incidents[-1] if incidents else None
+    # a job that was asked to end has an incident without faults, and `why` of its report says so
+    if last is None or last["strategy"] not in ("dump", "exit") or not last["faults"]:
+        return []
+    software = [fault for fault in last["faults"] if fault["kind"] == "software"]
+    if software:
+        # a bug is not retried: why no strategy was possible would only hide the error
+        lines = _errors(software, last["id"])
+    else:
+        # the report of a job without a last checkpoint has the same reasons in `why`
+        lines = why_not(last) if last["strategy"] == "dump" else []
+    return [*lines, *map(refusal_text, last.get("refused", ()))]
+
+
+def _errors(faults: Sequence[dict[str, Any]], incident: int) -> list[str]:  # Any: parsed JSON
+    alike: dict[tuple[str, int], list[int]] = {}
+    for fault in faults:
+        if "\n" not in fault["evidence"]:
+            continue  # the process has left by itself, and has printed its error
+        alike.setdefault((fault["evidence"], fault["step"]), []).append(fault["rank"])
+    lines = []
+    for (evidence, step), ranks in list(alike.items())[:_TRACEBACKS]:
+        lines += [f"the error of {ranks_of(ranks)} in step {step}:"]
+        lines += [f"  {line}" for line in evidence.splitlines()]
+    if (more := len(alike) - _TRACEBACKS) > 0:
+        lines.append(f"{counted(more, 'more error')}: see {incident_file(incident)}")
+    return lines
 
 
 def _missing(missed: dict[str, Any]) -> str:  # Any: parsed JSON
     more = missed["times"] - 1
     others = f" and {more} later {'one' if more == 1 else 'ones'}" if more else ""
-    where = "" if missed["rank"] is None else f"{_where(missed)}: "
+    where = "" if missed["rank"] is None else f"rank {missed['rank']}: "
     return f"no checkpoint of step {missed['step']}{others}: {where}{missed['why']}"
-
-
-def _lines(incident: dict[str, Any]) -> list[str]:  # Any: parsed JSON
-    faults = incident["faults"]
-    what = "; ".join(f"{f['kind']} at {_where(f)} in step {f['step']}" for f in faults)
-    lines = [
-        f"incident {incident['id']}: {what or _asked(incident)}: {incident['strategy']}, "
-        f"{_cost(incident)}, {incident['seconds']['total']:.2f} s"
-    ]
-    if incident["strategy"] in ("dump", "exit"):
-        lines += [f"  not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
-    lines += [_refused(each) for each in incident.get("refused", ())]
-    for fault in faults:
-        if fault["kind"] == "software":
-            lines.append(f"  {_where(fault)}, step {fault['step']}:")
-            lines += [f"    {line}" for line in fault["evidence"].splitlines()]
-    return lines
-
-
-def _refused(refused: dict[str, Any]) -> str:  # Any: parsed JSON
-    times = "once" if refused["times"] == 1 else f"{refused['times']} times"
-    left_out = f", batches left out: {refused['skipped']}" if refused["skipped"] else ""
-    ranks = "".join(f", rank {rank}" for rank in refused["ranks"])
-    return (
-        f"  the update of step {refused['step']} was refused {times}{left_out}; the cause: "
-        f"{refused['cause']}{ranks}"
-    )
-
-
-def _cost(incident: dict[str, Any]) -> str:  # Any: parsed JSON
-    if incident["strategy"] == "exit":
-        return "nothing was saved"
-    lost = incident["steps_lost"]
-    return f"{lost} {'step' if lost == 1 else 'steps'} lost"
-
-
-def _asked(incident: dict[str, Any]) -> str:  # Any: parsed JSON
-    return "ranks came back" if incident["strategy"] == "scale_out" else "asked to stop"
-
-
-def _where(fault: dict[str, Any]) -> str:  # Any: parsed JSON
-    return "no one rank" if fault["rank"] is None else f"rank {fault['rank']}"

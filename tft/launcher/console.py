@@ -1,0 +1,256 @@
+"""
+The console of `tft run`: shows the line about the progress of the job.
+
+On a terminal the line stands at the bottom and is drawn in place. It must not be mixed into the
+output of the ranks, which the agent writes to its stdout. So everything that this process and its
+children write to the terminal goes through a pipe. A thread copies it to the terminal, and takes the
+line away before and draws it again after. A terminal that is paused or gone stops only this thread:
+the agent leaves out lines when the pipe is full, as it does with a paused terminal.
+"""
+
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+
+from tft.config import inherited_environment
+from tft.launcher.progress import Losses, Part, fitted
+
+_PIECE = 64 * 1024
+_FAREWELL = 1.0
+"""Seconds for which the end of `tft run` waits at most until the terminal has taken all output."""
+_LOSS = 5
+"""How much the loss matters in a line: other parts with lower numbers stay longer."""
+_STDOUT, _STDERR = 1, 2
+_CLEAR = b"\r\x1b[K"
+
+
+def has_terminal() -> bool:
+    """
+    Return whether stderr is a terminal in which a line can be drawn again. It is not if the output
+    of the ranks goes through a pipe, as to `tee`, which may write it to the same terminal.
+    """
+    if not os.isatty(_STDERR) or inherited_environment().get("TERM", "") in ("", "dumb"):
+        return False
+    try:
+        return _same_terminal() or stat.S_ISREG(os.fstat(_STDOUT).st_mode) or _is_null(_STDOUT)
+    except OSError:  # stdout is closed
+        return True
+
+
+class LiveConsole:
+    """
+    Draws the line in the terminal, inside a `with` block. Outside of it, stdout and stderr are as
+    they were before.
+    """
+
+    live = True
+
+    def __init__(self, run_dir: Path) -> None:
+        self._losses = Losses(run_dir)
+        self._parts: Sequence[Part] = ()
+        self._drawn = b""
+        """The line that stands in the terminal now. Empty: none."""
+        self._whole = True
+        """True if the last output has ended its line."""
+        self._lost = False
+        """True if the terminal takes no output any more."""
+        self._saved: dict[int, int] = {}
+        self._terminal = self._reading = -1
+        self._waking = (-1, -1)
+        self._thread = threading.Thread(target=self._copy, name="console", daemon=True)
+
+    def __enter__(self) -> Self:
+        _flush()
+        self._terminal = os.dup(_STDERR)
+        taken = [_STDERR, *([_STDOUT] if _same_terminal() else [])]
+        self._saved = {fd: os.dup(fd) for fd in taken}
+        self._reading, writing = os.pipe()
+        self._waking = os.pipe()
+        for fd in (self._reading, *self._waking):
+            os.set_blocking(fd, False)
+        for fd in taken:
+            os.dup2(writing, fd)
+        os.close(writing)
+        # a daemon: a write to a paused terminal may block for ever, and `tft run` must end
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        _flush()
+        for fd, before in self._saved.items():
+            os.dup2(before, fd)
+            os.close(before)
+        os.close(self._waking[1])
+        self._thread.join(_FAREWELL)
+        if not self._thread.is_alive():
+            for fd in (self._reading, self._waking[0], self._terminal):
+                os.close(fd)
+
+    def show(self, parts: Sequence[Part]) -> None:
+        """
+        Let the thread draw another line. No parts: no line.
+        """
+        self._parts = parts
+        # the pipe is full if the terminal is paused: then nothing needs to be drawn
+        with suppress(BlockingIOError):
+            os.write(self._waking[1], b".")
+
+    # ---------------------------------------------------------------- on the thread
+
+    def _copy(self) -> None:
+        poll = select.poll()
+        for fd in (self._reading, self._waking[0]):
+            poll.register(fd, select.POLLIN)
+        while True:
+            found = dict(poll.poll())
+            if self._reading in found:
+                if piece := _read(self._reading):
+                    self._pass_on(piece)
+                elif piece is not None:
+                    poll.unregister(self._reading)
+            if self._waking[0] in found:
+                if not _drained(self._waking[0]):
+                    break
+                self._draw()
+        # what this process and its children have written before the end
+        while piece := _read(self._reading):
+            self._pass_on(piece)
+        self._write(_CLEAR if self._drawn else b"")
+
+    def _pass_on(self, piece: bytes) -> None:
+        """
+        Copy a piece of output to the terminal.
+        """
+        before, self._drawn = self._drawn, b""
+        self._whole = piece.endswith(b"\n")
+        line = before if self._whole else b""
+        # in one write, so that the line does not flicker
+        self._write((_CLEAR if before else b"") + piece + line)
+        self._drawn = line
+
+    def _draw(self) -> None:
+        if not self._whole:
+            return
+        line = b""
+        if self._parts and self._in_foreground():
+            loss = self._losses.newest()
+            told = [] if loss is None else [Part(text=f"loss {loss:.4g}", rank=_LOSS)]
+            # a line as wide as the terminal would move the cursor to the next one
+            line = fitted([*self._parts, *told], self._columns() - 1).encode()
+        if line != self._drawn:
+            self._write(_CLEAR + line)
+            self._drawn = line
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._terminal).columns or 80
+        except OSError:
+            return 80
+
+    def _in_foreground(self) -> bool:
+        """
+        Return whether the shell waits for this process. The line of a process in the background
+        would disturb what the user types.
+        """
+        try:
+            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+        except OSError:  # it is not the terminal of this session, so no shell reads from it
+            return True
+
+    def _write(self, output: bytes) -> None:
+        rest = memoryview(output)
+        while rest and not self._lost:
+            try:
+                rest = rest[os.write(self._terminal, rest) :]
+            except BlockingIOError:  # another program has made the terminal so
+                select.select([], [self._terminal], [])
+            except OSError:
+                # the terminal is gone: its output is read on, so that nobody who writes waits
+                self._lost = True
+
+
+class PlainConsole:
+    """
+    Prints lines about the progress on stderr, one below the other.
+    """
+
+    live = False
+
+    def __init__(self, run_dir: Path) -> None:
+        self._losses = Losses(run_dir)
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.join(_FAREWELL)
+
+    def show(self, parts: Sequence[Part]) -> None:
+        """
+        Print a line on a thread of its own, because a pipe that nobody reads blocks it. No line is
+        printed while the one before has not been taken.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._print, args=(parts,), name="console", daemon=True
+            )
+            self._thread.start()
+
+    def _print(self, parts: Sequence[Part]) -> None:
+        loss = self._losses.newest()
+        told = [] if loss is None else [Part(text=f"loss {loss:.4g}", rank=_LOSS)]
+        with suppress(OSError):
+            click.echo(fitted([*parts, *told]), err=True)
+
+
+def _same_terminal() -> bool:
+    """
+    Return whether stdout is the same terminal as stderr, so that both need the line taken away.
+    """
+    if not os.isatty(_STDOUT):
+        return False
+    return os.fstat(_STDOUT).st_rdev == os.fstat(_STDERR).st_rdev
+
+
+def _is_null(fd: int) -> bool:
+    return os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev
+
+
+def _read(fd: int) -> bytes | None:
+    """
+    Return a piece of what is in a pipe; None: it is empty now, b"": nobody can write to it.
+    """
+    try:
+        return os.read(fd, _PIECE)
+    except BlockingIOError:
+        return None
+
+
+def _drained(fd: int) -> bool:
+    """
+    Read all that is in a pipe. Return False if nobody can write to it any more.
+    """
+    while piece := _read(fd):
+        pass
+    return piece is None
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a stream may be closed
+            stream.flush()

@@ -1,0 +1,49 @@
+"""
+The sentences of the controller that `tft run` prints while the job runs, each of them once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tft.protocol.messages import News
+from tft.sentences import incident_line
+
+
+class NewsPrinter:
+    """
+    Prints the sentences of the controller with `say`.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._epoch = 0
+        self._number = 0
+        self._incidents: set[int] = set()
+
+    def heard(self, news: News) -> None:
+        """
+        Print what is new in a message. Each message repeats the last sentences, because a message
+        may be lost.
+        """
+        if news.epoch < self._epoch:
+            return  # an earlier controller, which does not lead any more
+        if news.epoch > self._epoch:
+            self._epoch, self._number = news.epoch, 0
+        for notice in news.notices:
+            if notice.number <= self._number:
+                continue
+            self._number = notice.number
+            if notice.incident not in self._incidents:
+                self._say(notice.text)
+            if notice.incident:
+                self._incidents.add(notice.incident)
+
+    def rest(self, incidents: Sequence[dict[str, Any]]) -> None:  # Any: parsed JSON
+        """
+        Print the incidents of the report that were not printed before, because no message about
+        them has arrived.
+        """
+        for incident in incidents:
+            if incident["id"] not in self._incidents:
+                self._say(incident_line(incident))
+                self._incidents.add(incident["id"])
