@@ -226,3 +226,28 @@ def test_output_through_a_pipe_has_no_line_between(tmp_path: Path) -> None:
         shown.end()
     assert (tmp_path / "out").read_text() == "terminal\none\nafter\n"
     assert shown.lines()[-2:] == ["after that", ""]
+
+
+def test_pipe_that_nobody_reads_does_not_hold_up_the_launcher(tmp_path: Path) -> None:
+    """When nobody reads stderr, then more lines than fit into a pipe are said without waiting, and
+    the end waits for a second at most."""
+    code = """
+from tft.launcher.console import Speech
+with Speech() as speech:
+    for _ in range(3000):
+        speech.say("x" * 100)
+    print("said", flush=True)
+print("ended", flush=True)
+import os
+os._exit(0)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "said\n"
+            assert process.stdout.readline() == "ended\n"
+        finally:
+            process.kill()

@@ -37,9 +37,8 @@ def test_incident_without_a_message_is_printed_at_the_end() -> None:
     incident: dict[str, Any] = {  # Any: JSON
         "id": 3, "faults": [], "strategy": "dump", "steps_lost": 0, "seconds": {"total": 1.0},
     }  # fmt: skip
-    printer.rest([incident, {**incident, "id": 4}])
-    printer.rest([incident, {**incident, "id": 4}])
-    assert said == [
-        "incident 3",
-        "incident 4: the job was asked to end; the job ended with a last checkpoint; no step lost",
+    assert printer.rest([incident, {**incident, "id": 4}]) == [
+        "incident 4: the job was asked to end; the job ended with a last checkpoint; no step lost"
     ]
+    assert printer.rest([incident, {**incident, "id": 4}]) == []
+    assert said == ["incident 3"]

@@ -9,6 +9,7 @@ the agent leaves out lines when the pipe is full, as it does with a paused termi
 """
 
 import os
+import queue
 import select
 import stat
 import sys
@@ -44,6 +45,44 @@ def has_terminal() -> bool:
         return _same_terminal() or stat.S_ISREG(os.fstat(_STDOUT).st_mode) or _is_null(_STDOUT)
     except OSError:  # stdout is closed
         return True
+
+
+class Speech:
+    """
+    Prints lines on stderr on a thread of its own, inside a `with` block. A terminal that is paused,
+    or a pipe that nobody reads, must not hold up `tft run`: it has processes to look after.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._print, name="speech", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._waiting.put(None)
+        self._thread.join(_FAREWELL)
+
+    def say(self, sentence: str) -> None:
+        """
+        Print a line for the operator.
+        """
+        self.echo(f"tft: {sentence}")
+
+    def echo(self, line: str) -> None:
+        """
+        Print a line as it is.
+        """
+        self._waiting.put(line)
+
+    def _print(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            with suppress(OSError):
+                click.echo(line, err=True)
 
 
 class LiveConsole:

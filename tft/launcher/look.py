@@ -28,6 +28,7 @@ second, and a controller a `Lead` each second."""
 _SPAN = 10.0
 """Step times are means over the steps of the last so many seconds."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
+_PAUSE = 0.05  # seconds; in a large job a message comes each millisecond, and a check takes longer
 _HEALTHY = str(State.HEALTHY)
 _RANK = re.compile(r"rank\.(\d+)/(\d+)\.(\d+)")
 
@@ -252,6 +253,7 @@ async def look(
             while not watch.complete(nodes, steps=steps):
                 watch.news.clear()
                 await watch.news.wait()
+                await asyncio.sleep(_PAUSE)
 
 
 async def _listen(bus: Bus, watch: Watch) -> None:

@@ -38,12 +38,11 @@ class NewsPrinter:
             if notice.incident:
                 self._incidents.add(notice.incident)
 
-    def rest(self, incidents: Sequence[dict[str, Any]]) -> None:  # Any: parsed JSON
+    def rest(self, incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JSON
         """
-        Print the incidents of the report that were not printed before, because no message about
-        them has arrived.
+        Return the lines about incidents of the report that were not printed, because no message
+        about them has arrived.
         """
-        for incident in incidents:
-            if incident["id"] not in self._incidents:
-                self._say(incident_line(incident))
-                self._incidents.add(incident["id"])
+        missing = [each for each in incidents if each["id"] not in self._incidents]
+        self._incidents.update(each["id"] for each in missing)
+        return [incident_line(each) for each in missing]

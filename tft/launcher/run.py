@@ -27,7 +27,7 @@ from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
 from tft.launcher.children import Children, LaunchedProcess
-from tft.launcher.console import LiveConsole, PlainConsole, has_terminal
+from tft.launcher.console import LiveConsole, PlainConsole, Speech, has_terminal
 from tft.launcher.exit_codes import (
     COMPLETED,
     DUMPED,
@@ -108,11 +108,11 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             for sentence in passed_over(store, newest(store)):
                 say(sentence)
         clock = SystemClock()
-        began, news = clock.now(), NewsPrinter(say)
-        with _console(plan) as console:
-            code = asyncio.run(
-                _run(plan, environment, Told(report=report, news=news, console=console))
-            )
+        began = clock.now()
+        with _console(plan) as console, Speech() as speech:
+            news = NewsPrinter(speech.say)
+            told = Told(report=report, news=news, console=console, speech=speech)
+            code = asyncio.run(_run(plan, environment, told))
         took = clock.now() - began
         if plan.leads and plan.report is not None:
             text = report.text()
@@ -154,8 +154,8 @@ def _say_how_it_went(plan: Plan, report: FreshReport, news: NewsPrinter, took: f
     Print the summary of the run, and why the job has ended if an incident has ended it.
     """
     incidents, run_dir = report.incidents(), plan.settings.run_dir
-    news.rest(incidents)
     for line in (
+        *news.rest(incidents),
         *remaining(report.missed(), report.begins_unlike()),
         *(summary(report.steps(), incidents, took, run_dir) if report.text() else ()),
         *reasons(incidents),
@@ -218,6 +218,7 @@ class Told:
     report: FreshReport
     news: NewsPrinter
     console: Console | None
+    speech: Speech
 
 
 async def _run(plan: Plan, environment: Mapping[str, str], told: Told) -> int:
@@ -325,13 +326,13 @@ class NodeLauncher:
                 self._refused(name, REFUSED if refusable else FAILED)
                 return
             if not restarts.again(self._clock.now()):
-                say(
+                self._told.speech.say(
                     f"the {name} {ended(code)}, after {restarts.limit} restarts within "
                     f"{restarts.within:.0f} s: giving up; see the end of {self._log_of(name)}"
                 )
                 self._finish(FAILED)
                 return
-            say(f"the {name} {ended(code)}; it is started again")
+            self._told.speech.say(f"the {name} {ended(code)}; it is started again")
             refusable = False
 
     async def _watch_agent(self) -> None:
@@ -352,7 +353,7 @@ class NodeLauncher:
                 self._finish(self._reported())
             return
         why = f"the agent of node {self._plan.node} {ended(code)}"
-        say(f"{why}; see the end of {self._log_of(name)}")
+        self._told.speech.say(f"{why}; see the end of {self._log_of(name)}")
         node, pid = self._plan.node, agent.process.pid
         lost = NodeLost(node=node, pid=pid, why=why, at=self._clock.now())
         if self._plan.leads:
@@ -371,7 +372,8 @@ class NodeLauncher:
             log=log,
             inherited=self._plan.inherited(name),
             continued=partial(
-                say, f"the {name} was stopped (SIGSTOP) for {stopped.LIMIT:.0f} s: continued"
+                self._told.speech.say,
+                f"the {name} was stopped (SIGSTOP) for {stopped.LIMIT:.0f} s: continued",
             ),
             hangs=partial(self._hangs, name),
         )
@@ -388,13 +390,13 @@ class NodeLauncher:
         """
         silent = f"the {name} has not run for {pulse.LIMIT:.0f} s"
         if name == self._plan.agent:
-            say(f"{silent}: until it does, tft cannot act on this node")
+            self._told.speech.say(f"{silent}: until it does, tft cannot act on this node")
             return
         if not self._hung[name].again(self._clock.now()):
-            say(f"{silent}, as {self._hung[name].limit} times before: giving up")
+            self._told.speech.say(f"{silent}, as {self._hung[name].limit} times before: giving up")
             self._finish(FAILED)
             return
-        say(f"{silent}: it is killed")
+        self._told.speech.say(f"{silent}: it is killed")
         self._parts[name].send(signal.SIGKILL)
 
     def _log_of(self, name: str) -> Path:
@@ -411,7 +413,7 @@ class NodeLauncher:
             if name in self._parts:
                 await self._parts[name].end(grace=0.0)
         if not await self._children.gone(_ORPHANS_LIMIT):
-            say(
+            self._told.speech.say(
                 f"processes of this job still run on this node after {_ORPHANS_LIMIT:.0f} s: end "
                 "them before another job starts here"
             )
@@ -441,14 +443,16 @@ class NodeLauncher:
         code = self._told.report.exit_code()
         if code is None:
             run_dir = self._plan.settings.run_dir
-            say(f"the job is over, and no report of it is in {run_dir}: do all nodes share it?")
+            self._told.speech.say(
+                f"the job is over, and no report of it is in {run_dir}: do all nodes share it?"
+            )
             return FAILED
         return code
 
     def _refused(self, name: str, code: int) -> None:
         log = self._log_of(name)
-        say(f"the {name} refused to start; the reason is the last line of {log}:")
-        click.echo(last_line(log), err=True)
+        self._told.speech.say(f"the {name} refused to start; the reason is the last line of {log}:")
+        self._told.speech.echo(last_line(log))
         self._finish(code)
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -465,7 +469,7 @@ class NodeLauncher:
             # The other launcher, such as torchrun, may send a signal twice. It does not depend on
             # the second signal: it kills this process when its own time limit is over.
             return
-        say(f"{number.name}: all processes are killed")
+        self._told.speech.say(f"{number.name}: all processes are killed")
         for part in self._parts.values():
             part.send(signal.SIGKILL)
         self._finish(exit_code(FAILED, self._stopped_by))
@@ -473,13 +477,17 @@ class NodeLauncher:
     async def _stop_when_asked(self) -> None:
         number = await asyncio.shield(self._stop)
         if not self._led.is_set() and not self._plan.leads:
-            say(f"{number.name}: no controller has been heard yet, and nothing has started here")
+            self._told.speech.say(
+                f"{number.name}: no controller has been heard yet, and nothing has started here"
+            )
             self._finish(exit_code(FAILED, number))
             return
         if self._plan.placed is None:
-            say(f"{number.name}: the job ends after a last checkpoint; a second signal kills it")
+            self._told.speech.say(
+                f"{number.name}: the job ends after a last checkpoint; a second signal kills it"
+            )
         elif self._plan.leads:
-            say(f"{number.name}: the job is to end after a last checkpoint")
+            self._told.speech.say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
         # Wait without limit for the acknowledgement if this launcher runs the controller. If that
         # controller has died, this launcher restarts it, and it then receives the request.
@@ -490,7 +498,7 @@ class NodeLauncher:
                 asked = StopRequested(why=why, signal=number, node=node, at=self._clock.now())
                 await self._tell(asked)
         except TimeoutError:
-            say(
+            self._told.speech.say(
                 f"no controller has acknowledged the request for {_NEWS_LIMIT:.0f} s, so this node "
                 "ends without a last checkpoint"
             )
@@ -548,7 +556,9 @@ class NodeLauncher:
             )
         except Exception as error:  # noqa: BLE001 # whatever fails here must not end the job
             console.show(())
-            say(f"the progress is not shown any more: {type(error).__name__}: {error}")
+            self._told.speech.say(
+                f"the progress is not shown any more: {type(error).__name__}: {error}"
+            )
 
     async def _say_what_is_awaited(self) -> None:
         """
@@ -562,7 +572,7 @@ class NodeLauncher:
             async with asyncio.timeout(_UNHEARD):
                 await self._led.wait()
         except TimeoutError:
-            say(
+            self._told.speech.say(
                 f"no controller has been heard at {self._plan.settings.broker} for {_UNHEARD:.0f} "
                 "s, still waiting: is `tft run` on node 0 (or `tft lead`) running? Its terminal "
                 "says why if not"
@@ -576,7 +586,7 @@ class NodeLauncher:
         A node with wrong keys would otherwise wait forever. A node that has heard a controller
         before does not give up: it tries to reach the broker until the job is over.
         """
-        say(why)
+        self._told.speech.say(why)
         if not self._led.is_set() and not self._plan.leads and self._shut_out is None:
             loop = asyncio.get_running_loop()
             self._shut_out = loop.call_later(_SHUT_OUT_LIMIT, self._finish, REFUSED)
