@@ -9,7 +9,7 @@ import pytest
 from tft.cli.status import lines
 from tft.launcher.look import Watch
 from tft.launcher.situation import standing_out
-from tft.protocol.messages import Beat, Envelope, Lead, Message, Position, Pulse
+from tft.protocol.messages import Beat, Envelope, Lead, Message, News, Notice, Position, Pulse
 
 rich_console = pytest.importorskip("rich.console")
 
@@ -61,6 +61,17 @@ def test_message_of_an_earlier_controller_is_left_out() -> None:
     says(watch, Lead(epoch=1, heard={}, state="ended"))
 
     assert (watch.state, watch.pids()) == ("healthy", {(3, 1): 4711})
+
+
+def test_last_remarks_are_those_of_the_controller_that_leads() -> None:
+    """When the controller repeats its sentences, then the look knows the last ones. What an earlier
+    controller still says does not count."""
+    watch = Watch()
+    says(watch, Lead(epoch=2, heard={}, state="healthy"))
+    says(watch, News(epoch=2, notices=(Notice(number=1, text="rank 1 is slow"),)))
+    says(watch, News(epoch=1, notices=(Notice(number=9, text="old"),)))
+
+    assert [notice.text for notice in watch.notices] == ["rank 1 is slow"]
 
 
 def test_look_is_complete_when_every_part_has_answered() -> None:

@@ -80,6 +80,16 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: the options have different
     }
 
 
+def test_interval_of_lines_below_zero_is_refused(tmp_path: Path) -> None:
+    """When --progress is negative, then the run is refused."""
+    (tmp_path / "train.py").write_text("")
+    made = make_plan(
+        options(progress=-1, run_dir=tmp_path / "run", script=str(tmp_path / "train.py"))
+    )
+    with pytest.raises(UsageError, match="--progress must be at least 0, not -1"):
+        check_plan(made)
+
+
 def test_only_node_0_starts_the_broker_and_the_controller() -> None:
     """When the job has two nodes, then node 0 starts the broker, the controller and an agent. Node
     1 starts only an agent."""

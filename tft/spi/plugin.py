@@ -245,8 +245,8 @@ class PluginSpecs:
         say.
 
         A node sends its heartbeat a few times a second. `ranks` has the status of the ranks on the
-        node. Each remark is logged, is passed on to `tft_on_event`, and is in the report of the job
-        (`remarks`). Called in the controller's event loop for every heartbeat of every node, so it
+        node. Each remark is logged, is passed on to `tft_on_event`, is printed on the console unless
+        there are many, and is in the report of the job (`remarks`). Called in the controller's event loop for every heartbeat of every node, so it
         must not block, and should take a few microseconds for each rank.
         """
 
