@@ -19,6 +19,9 @@ from tft.core.job.incident import (
     Progress,
     Spread,
 )
+from tft.core.job.incident_report import (
+    incident_report,
+)
 from tft.core.job.policy import (
     Policy,
 )
@@ -162,6 +165,31 @@ def phases(job: ScriptedJob) -> list[str]:
     """
     words = [str(phase["name"]) for phase in job.reports()[-1]["phases"]]
     return [word for word, before in zip(words, ["", *words], strict=False) if word != before]
+
+
+def test_report_names_the_process_of_each_fault() -> None:
+    """When a rank has lost its process, and later its new process, then each fault has the pid of the
+    process that held the rank then, and the host of its node."""
+    job = trained()
+    job.kill(2)
+    job.settle()
+    job.train()
+    job.kill(2)
+    job.settle()
+    job.train()
+    faults = [fault for report in job.reports() for fault in report["faults"]]
+    assert [(f["rank"], f["pid"], f["host"]) for f in faults] == [(2, 1002, "h"), (2, 2002, "h")]
+
+
+def test_report_names_no_process_where_none_is_known() -> None:
+    """When a fault has no rank, then the report names no process."""
+    incident = open_one(faults=[fault("network")])
+    assert incident_report(incident, lambda _: None)["faults"] == [
+        {
+            "kind": "network", "rank": None, "step": 4, "at": 0.0, "pid": None, "host": "",
+            "evidence": "it broke",
+        }
+    ]  # fmt: skip
 
 
 def test_report_has_the_phases_of_a_replacement() -> None:

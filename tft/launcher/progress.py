@@ -93,7 +93,7 @@ class Progress:
             return
         name = self._state or "no controller leads the job"
         took = self._clock.now() - self._since
-        yield Part(text=f"{name} for {_whole(took)}" if took >= 1.0 else name, rank=0)
+        yield Part(text=f"{name} ({_whole(took)})" if took >= 1.0 else name, rank=0)
         if means := MEANS.get(self._state):
             yield Part(text=means, rank=6)
 

@@ -78,12 +78,11 @@ class Attempts:
         Note for the report which process had the rank of a fault.
         """
         job = self._job
-        if fault.rank is None or fault.rank not in job.ranks.states:
+        if fault.rank is None:
             return
         rank_state = job.ranks.states[fault.rank]
-        node = -1 if rank_state.node is None else rank_state.node
-        host, _ = job.nodes.agents.get(node, ("", 0))
-        if rank_state.process.pid:
+        if rank_state.node is not None:
+            host, _ = job.nodes.agents[rank_state.node]
             at_fault = rank_state.process.pid, host
             job.incident.turnover.at_fault[fault.rank, fault.seen] = at_fault
 

@@ -132,7 +132,7 @@ def _fault_report(
     incident: Incident, fault: Fault, moment: Moment, began: float
 ) -> dict[str, object]:
     at = moment(fault)
-    none: tuple[int | None, str] = None, ""
+    none = 0, ""
     known = incident.turnover.at_fault
     pid, host = none if fault.rank is None else known.get((fault.rank, fault.seen), none)
     return {
@@ -140,7 +140,7 @@ def _fault_report(
         "rank": fault.rank,
         "step": fault.step,
         "at": (fault.seen if at is None else at) - began,
-        "pid": pid,
+        "pid": pid or None,
         "host": host,
         "evidence": fault.evidence,
     }
