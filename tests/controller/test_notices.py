@@ -36,7 +36,7 @@ def test_rank_that_is_slow_and_fast_in_turn_does_not_flood_the_console() -> None
     assert notices.remark("rank_slow_over", {"rank": 2, "step": 11}, 11.0)
     assert texts(notices)[-1] == (
         "rank 2 is as fast as the others again since step 11 (6 remarks before it were left out "
-        "here; the report has all)"
+        "here: see remarks.jsonl)"
     )
     assert notices.remark("rank_slow_over", {"rank": 1, "step": 99}, SPAN + 1)
     assert texts(notices)[-1] == "rank 1 is as fast as the others again since step 99"

@@ -53,7 +53,7 @@ class Notices:
         text = remark_text(event, facts)
         if self._left_out:
             left_out = counted(self._left_out, "remark")
-            text += f" ({left_out} before it were left out here; the report has all)"
+            text += f" ({left_out} before it were left out here: see remarks.jsonl)"
             self._left_out = 0
         self._add(text, 0)
         return True
