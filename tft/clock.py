@@ -29,6 +29,14 @@ class SystemClock:
         return time.monotonic()
 
 
+def processor_time() -> float:
+    """
+    Return the seconds for which this thread has used a processor. A thread that waits, or is kept
+    waiting by others, uses none.
+    """
+    return time.thread_time()
+
+
 def unix_time() -> float:
     """
     Return the seconds since 1970. Only for records that people read, or that are read on another

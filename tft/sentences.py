@@ -99,9 +99,15 @@ def incident_text(incident: Entry) -> str:
     Return what happened in an incident, what was done, and what it cost. The text is a part of a
     sentence: it begins with a small letter and ends without a full stop.
     """
-    what = "; ".join(_faults(incident["faults"])) or _asked(incident)
-    parts = [what, _then(incident), _cost(incident)]
+    parts = [what_happened(incident), _then(incident), _cost(incident)]
     return "; ".join(part for part in parts if part)
+
+
+def what_happened(incident: Entry) -> str:
+    """
+    Return what happened to which ranks, as the first part of a sentence.
+    """
+    return "; ".join(_faults(incident["faults"])) or _asked(incident)
 
 
 def incident_sentence(incident: Entry) -> str:
@@ -125,7 +131,7 @@ def open_incident(incident: Entry) -> str:
     Return what has happened in an incident that is not over, and the strategy that is followed.
     """
     strategy = f": {incident['strategy']}" if incident["strategy"] else ""
-    return f"{'; '.join(_faults(incident['faults'])) or 'no fault is known yet'}{strategy}"
+    return f"{what_happened({**incident, 'open': True})}{strategy}"
 
 
 def _faults(faults: Sequence[Entry]) -> list[str]:

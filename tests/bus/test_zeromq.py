@@ -2,7 +2,9 @@
 Tests of the ZeroMQ bus beyond the contract: it outlives the processes that it connects.
 """
 
+import asyncio
 import signal
+from itertools import pairwise
 from time import monotonic
 
 import pytest
@@ -13,8 +15,8 @@ from tft.bus.base import Bus, Gone, Heard, Malformed, Present
 from tft.bus.zeromq import open_bus
 from tft.errors import UsageError
 from tft.protocol.codec import FRAME_LIMIT
-from tft.protocol.messages import Lead
-from tft.protocol.topics import ORDERS, REPORTS, presence
+from tft.protocol.messages import Beat, Envelope, Lead
+from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
 
 
 async def heard(bus: Bus) -> Lead:
@@ -174,3 +176,56 @@ async def test_invalid_host_name_is_refused() -> None:
     with pytest.raises(UsageError, match="no host:5000 cannot be"):
         async with open_bus("no host:5000", job="job", sender="rank.0/0", topics=[]):
             pass
+
+
+# ---------------------------------------------------------------- sampled topics
+
+
+async def test_of_a_busy_sampled_topic_only_some_messages_come(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When very many messages are published on a sampled topic, then a participant gets those of a
+    part of each period. When they are few again, it gets all. Messages on other topics all come."""
+    monkeypatch.setattr("tft.bus.zeromq.MANY", 50)
+    monkeypatch.setattr("tft.bus.zeromq.PERIOD", 0.1)
+    monkeypatch.setattr("tft.bus.zeromq.SAMPLE", 0.03)
+    async with (
+        open_bus(broker.address, job="job", sender="node.0/0", topics=[]) as voice,
+        open_bus(
+            broker.address, job="job", sender="ask.1", topics=[BEATS, ORDERS], sampled=BEATS
+        ) as ear,
+    ):
+        await voice.listened(ORDERS)
+        await voice.listened(BEATS)
+        numbers = await published(voice, ear, 1500, every=0.001)
+        assert 100 < len(numbers) < 1300
+        assert max(b - a for a, b in pairwise(numbers)) < 500
+        assert numbers == sorted(numbers)
+        while len(await published(voice, ear, 20, every=0.01)) < 20:
+            pass  # the topic is paused once more
+        assert await published(voice, ear, 30, every=0.01) == [*range(30)]
+
+
+async def published(voice: Bus, ear: Bus, count: int, *, every: float) -> list[int]:
+    """
+    Publish a heartbeat every `every` seconds, and then an order. Return the numbers of the
+    heartbeats that have come before the order.
+    """
+
+    async def publish() -> None:
+        for number in range(count):
+            voice.publish(BEATS, Beat(node=number, pulses=(), at=0.0))
+            await asyncio.sleep(every)
+        voice.publish(ORDERS, Lead(epoch=1, heard={}))
+
+    numbers = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(publish())
+        while True:
+            match await ear.receive():
+                case Heard(envelope=Envelope(message=Beat(node=node))):
+                    numbers.append(node)
+                case Heard(envelope=Envelope(message=Lead())):
+                    return numbers
+                case other:
+                    assert isinstance(other, Present | Gone)

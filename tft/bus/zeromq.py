@@ -11,6 +11,8 @@ so a cancelled task cannot lose a message.
 """
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -65,6 +67,14 @@ _HANDSHAKES = (
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
 
+MANY, PERIOD, SAMPLE = 500, 0.5, 0.2
+"""If more than `MANY` messages arrive on a sampled topic in `PERIOD` seconds, the subscription exists
+only in `SAMPLE` seconds of about each such period. Agents send a heartbeat in 0.1 s, so each is
+heard in each period. To decode all heartbeats of 1,000 nodes would take a processor of its own, and
+the messages would wait in memory without limit."""
+
+_LOOK = 0.01  # seconds between two looks for the first message of a period
+
 BATCH = 256
 """The number of messages that are read from a socket before the event loop does other work. To read
 so many messages takes one or two milliseconds."""
@@ -72,13 +82,21 @@ so many messages takes one or two milliseconds."""
 
 @asynccontextmanager
 async def open_bus(
-    address: str, *, job: str, sender: str, topics: Sequence[bytes], curve: Path | None = None
+    address: str,
+    *,
+    job: str,
+    sender: str,
+    topics: Sequence[bytes],
+    curve: Path | None = None,
+    sampled: bytes | None = None,
 ) -> AsyncIterator[Bus]:
     """
     Connect a participant named `sender` to the broker at `address` (HOST:PORT), and subscribe to
     `topics`.
 
     `curve` is a directory with keys. If it is given, all bytes are encrypted with these keys.
+    `sampled` is one of the topics: if very many messages arrive on it, the participant gets only
+    some of them (see `MANY`).
 
     Does not wait for the broker. The sockets keep trying to connect until the broker accepts them.
     After a lost connection they try again. When the bus is closed, messages that this process has
@@ -88,12 +106,15 @@ async def open_bus(
     """
     host, port = host_and_port(address)
     keys = None if curve is None else read_keys(curve)
-    with _connected(host, port, (*topics, presence(job, sender)), keys) as lines:
-        link = _Link(address, *lines, job=job, sender=sender, encrypts=keys is not None)
+    with _connected(host, port, (*topics, presence(job, sender)), keys) as (voice, ear):
+        link = _Link(address, voice, ear, job=job, sender=sender, encrypts=keys is not None)
         link.open()
+        sampling = None if sampled is None else _Sampling(ear.socket, sampled, link)
         try:
             yield link.participant
         finally:
+            if sampling is not None:
+                sampling.close()
             link.close()
 
 
@@ -212,6 +233,8 @@ class _Link:
         self._encrypts = encrypts
         self._cut_off = 0
         self._told: set[str] = set()
+        self.counts: Counter[bytes] = Counter()
+        """By topic: how many messages have arrived."""
         self._loop = asyncio.get_running_loop()
         self.participant = Participant(job=job, sender=sender, send=self._send)
 
@@ -255,6 +278,7 @@ class _Link:
         for frames in self._waiting(self._ear, self._read_frames):
             match frames:
                 case [topic, frame]:
+                    self.counts[topic] += 1
                     self.participant.frame(topic, frame)
                 case _:
                     self.participant.malformed(
@@ -335,3 +359,55 @@ class _Link:
             except zmq.Again:
                 return
         self._loop.call_soon(again)
+
+
+class _Sampling:
+    """
+    Ends the subscription to a topic for a part of the time, while very many messages arrive on it.
+    """
+
+    def __init__(self, ear: Socket, topic: bytes, link: _Link) -> None:
+        self._ear = ear
+        self._topic = topic
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._paused = False
+        self._begun, self._heard = self._loop.time(), 0
+        self._timer = self._loop.call_later(PERIOD, self._begin)
+
+    def _begin(self) -> None:
+        """
+        Begin a period: listen, and decide from the period before whether to stop listening soon.
+        """
+        now, arrived = self._loop.time(), self._link.counts[self._topic]
+        listened = SAMPLE if self._paused else now - self._begun
+        many = (arrived - self._heard) * PERIOD > MANY * listened
+        self._begun, self._heard = now, arrived
+        if self._paused:
+            self._ear.subscribe(self._topic)
+            self._paused = False
+        if many:
+            self._await_first()
+        else:
+            self._timer = self._loop.call_later(PERIOD, self._begin)
+
+    def _await_first(self) -> None:
+        """
+        Let the time in which to listen begin with the first message: on a busy machine it takes a
+        while until all senders know of the subscription.
+        """
+        arrived = self._link.counts[self._topic] > self._heard
+        if arrived or self._loop.time() - self._begun > PERIOD:
+            self._timer = self._loop.call_later(SAMPLE, self._pause)
+        else:
+            self._timer = self._loop.call_later(_LOOK, self._await_first)
+
+    def _pause(self) -> None:
+        self._ear.unsubscribe(self._topic)
+        self._paused = True
+        # not always the same time: a sender that is slower than others must not be missed each time
+        pause = random.uniform(0.6, 1.4) * (PERIOD - SAMPLE)
+        self._timer = self._loop.call_later(pause, self._begin)
+
+    def close(self) -> None:
+        self._timer.cancel()

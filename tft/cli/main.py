@@ -21,6 +21,7 @@ _APART = {
     "verify": "verify",
     "status": "status",
     "top": "top",
+    "dashboard": "dashboard",
     "jobs": "jobs",
     "doctor": "doctor",
     "plugins": "plugins",
@@ -38,7 +39,7 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         jobs, looks, parts = (
             ["run", "verify", "pause", "resume", "dump"],
-            ["status", "top", "jobs", "report", "doctor", "plugins"],
+            ["status", "top", "dashboard", "jobs", "report", "doctor", "plugins"],
             ["lead", "broker", "controller", "agent"],
         )
         return [*jobs, *looks, *parts, "keys", "replay", "replicas", "checkpoint"]

@@ -18,10 +18,17 @@ from tft.launcher.look import look, watching
 from tft.launcher.records import Records, read_records
 from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
-from tft.launcher.situation import MEANS, Facts, Situation, over, running, standing_out
+from tft.launcher.situation import (
+    Facts,
+    Situation,
+    headline,
+    over,
+    running,
+    silence,
+    standing_out,
+)
 from tft.replay.following import StoryFollower
 from tft.sentences import incident_line, open_incident, ranks_of
-from tft.stopped import is_stopped
 
 LEAST, MOST = 1.0, 3.0
 """The shortest and the longest time of a look in seconds. A part that has not answered after `MOST`
@@ -99,40 +106,6 @@ async def _looked(records: Records) -> Facts:
         return facts
 
 
-def silence(records: Records, facts: Facts) -> str:
-    """
-    Return a sentence that says why a job does not answer, and what to check. It is empty if the
-    job's controller answers.
-    """
-    parts, odd = facts["parts"], f" ({facts['odd']})" if facts.get("odd") else ""
-    if parts["controller"]["answers"]:
-        return ""
-    address = records.there.broker
-    if records.result != "running":
-        silent = (
-            f"no controller answers at {address}"
-            if parts["broker"]["answers"]
-            else f"its broker at {address} does not answer"
-        )
-        return (
-            f"the job in {records.run_dir} has ended without a report, or runs on other machines: "
-            f"none of its processes lives here, and {silent}{odd}; {records.advice()}"
-        )
-    lives = f"its processes live ({_named(records)})" if records.living else "its launcher lives"
-    stopped = [part for part, pid in records.living.items() if is_stopped(pid)]
-    held = f", but these are stopped (SIGSTOP): {', '.join(stopped)}" if stopped else ""
-    alive = f"{lives}{held}; see {records.there.log}"
-    if not parts["broker"]["answers"]:
-        return f"the broker of the job at {address} does not answer{odd}; {alive}"
-    return f"the broker answers, but no controller leads the job{odd}; {alive}"
-
-
-def _named(records: Records) -> str:
-    told = records.launchers or records.living
-    first = [f"{part} {pid}" for part, pid in list(told.items())[:3]]
-    return ", ".join([*first, *(["…"] if len(told) > len(first) else [])])
-
-
 # ---------------------------------------------------------------- lines of text
 
 
@@ -143,20 +116,6 @@ def lines(facts: Facts, *, everything: bool = False, width: int = 0) -> list[str
     told = _over(facts) if facts["state"] == "over" else _running(facts, everything=everything)
     rows = [row for name, value in told for row in _row(name, value, width)]
     return [f"{facts['run_dir']}: {headline(facts)}", *rows, *_table(facts, everything=everything)]
-
-
-def headline(facts: Facts) -> str:
-    """
-    Return what a job does, in a few words.
-    """
-    if facts["state"] == "over":
-        return str(facts["result"])
-    state, incident = facts["state"], facts["open_incident"]
-    means = f", {MEANS[state]}" if state in MEANS else ""
-    if incident is None:
-        return f"{state}{means}"
-    since = f", {incident['seconds']:.1f} s" if incident["seconds"] is not None else ""
-    return f"incident {incident['id']}{since}: {state}{means}"
 
 
 def _over(facts: Facts) -> Iterator[tuple[str, str]]:

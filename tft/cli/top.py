@@ -22,7 +22,15 @@ from tft.launcher.look import look, watching
 from tft.launcher.records import Records, is_over, read_records
 from tft.launcher.run import say
 from tft.launcher.run_directory import STORY
-from tft.launcher.situation import Facts, Situation, over, running, standing_out
+from tft.launcher.situation import (
+    Facts,
+    Situation,
+    headline,
+    over,
+    running,
+    silence,
+    standing_out,
+)
 from tft.replay.following import StoryFollower
 from tft.sentences import open_incident, ranks_of
 
@@ -108,7 +116,7 @@ async def _top(records: Records, console: "Console | None") -> int:
             await look(watch, first.expected_nodes(), 0.0, status.MOST, steps=False)
             if not watch.leads and not is_over(records.run_dir):
                 facts = {**running(first), "odd": watch.odd}
-                say(status.silence(records, facts))
+                say(silence(records, facts))
                 return FAILED
             code = await _watch(first, console)
         if code != COMPLETED:
@@ -148,7 +156,7 @@ async def _watch(first: Situation, console: "Console | None") -> int:
     if records.began != first.records.began:
         say(f"another run has begun in {records.run_dir}: start `tft top` again to watch it")
     else:
-        say(status.silence(records, facts))
+        say(silence(records, facts))
     return FAILED
 
 
@@ -200,7 +208,7 @@ def _headline(facts: Facts) -> "Text":
     colour = "green" if facts["state"] == "healthy" else "yellow"
     if not facts["parts"]["controller"]["answers"]:
         colour = "red"
-    line = Text(status.headline(facts), style=f"bold {colour}", no_wrap=True, overflow="ellipsis")
+    line = Text(headline(facts), style=f"bold {colour}", no_wrap=True, overflow="ellipsis")
     # the path comes last, because it may be cut off
     line.append(f"  {facts['run_dir']}", style="not bold default")
     return line

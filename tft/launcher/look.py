@@ -19,7 +19,16 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.job.transitions import State
 from tft.launcher.run_directory import JobThere
-from tft.protocol.messages import Beat, Envelope, Lead, News, Notice, Pulse
+from tft.protocol.messages import (
+    Beat,
+    Envelope,
+    Inquire,
+    Lead,
+    News,
+    Notice,
+    Pulse,
+    Whereabouts,
+)
 from tft.protocol.topics import BEATS, NEWS, ORDERS, presence
 
 FRESH = 3.0
@@ -91,6 +100,8 @@ class Watch:
         """The last sentence about a refused connection or a message that is not understood."""
         self.news = asyncio.Event()
         """Set whenever a message of the job arrives."""
+        self.orders = asyncio.Event()
+        """Set whenever the controller sends an order, or says that the job has another state."""
         self._clock = SystemClock()
         self._led = 0.0
         self._beats: dict[int, tuple[Beat, float]] = {}
@@ -107,6 +118,8 @@ class Watch:
         match envelope.message:
             case Lead() as lead:
                 if self.lead is None or lead.epoch >= self.lead.epoch:
+                    if self.lead is None or lead.state != self.lead.state:
+                        self.orders.set()
                     self.lead, self._led = lead, self._clock.now()
                     if lead.state != _HEALTHY:
                         self._steps.clear()  # the time of an incident is not that of a step
@@ -118,8 +131,10 @@ class Watch:
                 self._counts[beat.node] = self._counts.get(beat.node, 0) + 1
                 for pulse in beat.pulses:
                     self._mark(pulse)
+            case Whereabouts() | Inquire():
+                pass  # a question of the controller and its answers change nothing
             case _:
-                pass
+                self.orders.set()
 
     def _mark(self, pulse: Pulse) -> None:
         """
@@ -222,7 +237,12 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
     sender = f"ask.{secrets.token_hex(4)}"
     watch = Watch()
     async with open_bus(
-        there.broker, job=there.job, sender=sender, topics=[ORDERS, BEATS, NEWS], curve=there.curve
+        there.broker,
+        job=there.job,
+        sender=sender,
+        topics=[ORDERS, BEATS, NEWS],
+        curve=there.curve,
+        sampled=BEATS,
     ) as bus:
         # no `TaskGroup`: it would wrap an error of the caller, such as `UsageError`, in a group
         duties = [

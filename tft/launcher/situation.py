@@ -69,10 +69,10 @@ def running(situation: Situation) -> Facts:
     """
     watch, story, records = situation.watch, situation.story, situation.records
     pids = {**story.pids, **watch.pids()}
-    seen = watch.ranks()
-    ranks = [_rank(each, pids, records) for each in seen.values()]
+    heard = watch.ranks()
+    ranks = [_rank(seen, pids, records) for seen in heard.values()]
     members = story.members or frozenset(range(records.world))
-    together = pace([each for rank, each in seen.items() if rank in members])
+    together = pace([each for rank, each in heard.items() if rank in members])
     incidents = story.count
     if story.failure and watch.lead is not None:
         incidents = watch.lead.incident
@@ -90,7 +90,7 @@ def running(situation: Situation) -> Facts:
         "open_incident": _open(situation),
         "last_incident": story.described(story.closed[-1]) if story.closed else None,
         "remarks": [each.text for each in watch.notices if not each.incident],
-        "parts": _parts(situation),
+        "parts": _parts(situation, heard),
         "ranks": ranks,
         "missing_ranks": sorted(members - {each["rank"] for each in ranks}),
         "ranks_left_out": sorted(set(range(records.world)) - members),
@@ -120,28 +120,101 @@ def over(records: Records) -> Facts:
     }
 
 
+def headline(facts: Facts) -> str:
+    """
+    Return what a job does, in a few words.
+    """
+    if facts["state"] == "over":
+        return str(facts["result"])
+    state, incident = facts["state"], facts["open_incident"]
+    means = f", {MEANS[state]}" if state in MEANS else ""
+    if incident is None:
+        return f"{state}{means}"
+    since = f", {incident['seconds']:.1f} s" if incident["seconds"] is not None else ""
+    return f"incident {incident['id']}{since}: {state}{means}"
+
+
+def silence(records: Records, facts: Facts) -> str:
+    """
+    Return a sentence that says why a job does not answer, and what to check. It is empty if the
+    job's controller answers.
+    """
+    parts, odd = facts["parts"], f" ({facts['odd']})" if facts.get("odd") else ""
+    if parts["controller"]["answers"]:
+        return ""
+    address = records.there.broker
+    if records.result != "running":
+        silent = (
+            f"no controller answers at {address}"
+            if parts["broker"]["answers"]
+            else f"its broker at {address} does not answer"
+        )
+        return (
+            f"the job in {records.run_dir} has ended without a report, or runs on other machines: "
+            f"none of its processes lives here, and {silent}{odd}; {records.advice()}"
+        )
+    lives = f"its processes live ({_named(records)})" if records.living else "its launcher lives"
+    stopped = [part for part, pid in records.living.items() if is_stopped(pid)]
+    held = f", but these are stopped (SIGSTOP): {', '.join(stopped)}" if stopped else ""
+    alive = f"{lives}{held}; see {records.there.log}"
+    if not parts["broker"]["answers"]:
+        return f"the broker of the job at {address} does not answer{odd}; {alive}"
+    return f"the broker answers, but no controller leads the job{odd}; {alive}"
+
+
+def _named(records: Records) -> str:
+    told = records.launchers or records.living
+    first = [f"{part} {pid}" for part, pid in list(told.items())[:3]]
+    return ", ".join([*first, *(["…"] if len(told) > len(first) else [])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oddity:
+    """
+    A rank of a running job that an operator should look at.
+    """
+
+    rank: int
+    kind: str
+    """`silent`, `stopped`, `outside` (of the training loop), or `behind`."""
+    reason: str
+
+
 def standing_out(facts: Facts) -> list[tuple[int, str]]:
     """
     Return the ranks of a running job that an operator should look at, each with the reason.
     """
-    found = [(rank, "no heartbeat") for rank in facts["missing_ranks"]]
+    return [(odd.rank, odd.reason) for odd in oddities(facts)]
+
+
+def oddities(facts: Facts) -> list[Oddity]:
+    """
+    Return the same ranks, each with a word for the reason too. A rank is in the list once.
+    """
+    found = [
+        Oddity(rank=rank, kind="silent", reason="no heartbeat") for rank in facts["missing_ranks"]
+    ]
     top = facts["fastest"]["step"] if facts["fastest"] else 0
     limit = max(_STANDS, _STEPS * (facts["step_seconds"] or 0.0))
     moves = (facts["seconds_since_progress"] or 0.0) < limit
     trains = any(each["training"] for each in facts["ranks"])
+    left_out = frozenset(facts["ranks_left_out"])
     for each in facts["ranks"]:
-        if each["rank"] in facts["ranks_left_out"]:
+        kind = reason = ""
+        behind, stands = top - each["step"], each["seconds_since_progress"]
+        if each["rank"] in left_out:
             continue
         if each["stopped"]:
-            found.append((each["rank"], "its process is stopped (SIGSTOP)"))
+            kind, reason = "stopped", "its process is stopped (SIGSTOP)"
         elif trains and not each["training"]:
-            found.append((each["rank"], "is not in the training loop"))
-        elif _is_behind(top - each["step"], facts["step_seconds"]):
-            found.append((each["rank"], f"is {top - each['step']} steps behind"))
-        elif moves and each["seconds_since_progress"] > limit:
-            stands = each["seconds_since_progress"]
-            found.append((each["rank"], f"has made no progress for {stands:.1f} s"))
-    return sorted(found)
+            kind, reason = "outside", "is not in the training loop"
+        elif _is_behind(behind, facts["step_seconds"]):
+            kind, reason = "behind", f"is {behind} steps behind"
+        elif moves and stands > limit:
+            kind, reason = "behind", f"has made no progress for {stands:.1f} s"
+        if kind:
+            found.append(Oddity(rank=each["rank"], kind=kind, reason=reason))
+    return sorted(found, key=lambda odd: odd.rank)
 
 
 def _is_behind(steps: int, seconds: float | None) -> bool:
@@ -188,11 +261,13 @@ def _open(situation: Situation) -> Facts | None:
     }
 
 
-def _parts(situation: Situation) -> Facts:
+def _parts(situation: Situation, heard: Mapping[int, RankSeen]) -> Facts:
     watch, story = situation.watch, situation.story
     answering = watch.nodes()
-    seen = watch.ranks()
     nodes = []
+    ranks: dict[int, list[int]] = {}
+    for rank, seen in heard.items():
+        ranks.setdefault(seen.node, []).append(rank)
     for node in sorted(situation.expected_nodes() | answering):
         joined = story.nodes.get(node)
         nodes.append(
@@ -201,7 +276,7 @@ def _parts(situation: Situation) -> Facts:
                 "host": joined.host if joined else None,
                 "pid": joined.pid if joined else None,
                 "answers": node in answering,
-                "ranks": [rank for rank, each in seen.items() if each.node == node],
+                "ranks": ranks.get(node, []),
             }
         )
     return {

@@ -31,6 +31,12 @@ class StoryFollower:
         """By node that takes part: the last report with which its agent joined."""
         self.pids: dict[tuple[int, int], int] = {}
         """By rank and incarnation: the pid of the process."""
+        self.run = ""
+        """The identifier of the run. While a new run is starting, the story ends with that before."""
+        self.stages: list[tuple[str, float]] = []
+        """The states of the job since the newest incident was opened, or since the run began, each
+        with the time in seconds at which it began, on the clock of the controller's machine."""
+        self._number = 0
         self._reader = StoryReader(path)
         self._machine: Machine | None = None
         self._earlier = 0
@@ -54,10 +60,13 @@ class StoryFollower:
             self._machine, self._earlier = line.machine(), line.first_incident - 1
             self.nodes.clear()
             self.pids.clear()
+            self.run = line.run
+            self._number, self.stages = 0, [(str(self._machine.state), line.at)]
             return
         if self._machine is None:
             return
         self._machine.handle(line.event)
+        self._stage(line.event.at)
         match line.event:
             case Received(message=NodeJoined() as joined):
                 self.nodes[joined.node] = joined
@@ -67,6 +76,15 @@ class StoryFollower:
                 self.pids[spawned.rank, spawned.incarnation] = spawned.pid
             case _:
                 pass
+
+    def _stage(self, at: float) -> None:
+        assert self._machine is not None
+        incident, state = self._machine.incident, str(self._machine.state)
+        if incident.is_open and incident.number != self._number:
+            self._number = incident.number
+            self.stages = []
+        if not self.stages or self.stages[-1][0] != state:
+            self.stages.append((state, at))
 
     # ---------------------------------------------------------------- facts
 

@@ -147,7 +147,7 @@ def _run(
     run = read.runs[place]
     result = goodput.goodput(
         run,
-        {each["id"]: _known(each) for each in incidents},
+        {each["id"]: known_of(each) for each in incidents},
         _until(read, place, running=running),
         continued_from=_continued_from(read.runs, place),
     )
@@ -302,7 +302,10 @@ def _stories(read: _Read) -> dict[tuple[str, float], Run]:
     return read.stories
 
 
-def _known(incident: Mapping[str, Any]) -> Known:  # Any: parsed JSON
+def known_of(incident: Mapping[str, Any]) -> Known:  # Any: parsed JSON
+    """
+    Return what goodput needs of an incident in the form of a report.
+    """
     total = None if incident.get("open") else float(incident["seconds"]["total"])
     return Known(
         strategy=str(incident["strategy"]), total=total, steps_lost=int(incident["steps_lost"])

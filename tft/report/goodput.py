@@ -139,6 +139,22 @@ def together(runs: Sequence[Goodput]) -> Goodput:
     )
 
 
+def lately(run: Goodput, lost: Mapping[int, int], seconds: float) -> float:
+    """
+    Return the goodput of the last `seconds` seconds of one run, as a share. `lost` has the steps
+    that were computed again, by the number of the incident.
+    """
+    start = max(0.0, run.wall - seconds)
+    kept = sum(
+        span.end - max(start, span.start)
+        for span in run.spans
+        if span.kind == TRAINING and span.end > start
+    )
+    again = sum(lost.get(s.incident, 0) for s in run.spans if s.kind == INCIDENT and s.end > start)
+    kept = max(0.0, kept - again * (run.step_time or 0.0))
+    return kept / (run.wall - start) if run.wall > start else 0.0
+
+
 # ---------------------------------------------------------------- spans
 
 

@@ -128,7 +128,7 @@ def _ending(facts: Facts) -> list[str]:
     lines += [
         "<h2>What to do next</h2>",
         "<ul>",
-        *(f"<li>{_advice(each)}</li>" for each in next_steps(facts)),
+        *(f"<li>{with_code(each)}</li>" for each in next_steps(facts)),
         "</ul>",
         "<h2>The job</h2>",
         _table((), _job(facts)),
@@ -382,7 +382,7 @@ def _list(entries: Iterable[str]) -> list[str]:
     return ["<ul>", *(f"<li>{escape(entry)}</li>" for entry in entries), "</ul>"]
 
 
-def _advice(text: str) -> str:
+def with_code(text: str) -> str:
     """
     Return a sentence of tft, in which names are between backticks.
     """

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 JUMP = 5.0
 """The difference in seconds between CLOCK_MONOTONIC and the time of day, since the last row, from
@@ -82,6 +83,42 @@ def runs_of(text: str) -> tuple[list[RunProgress], int]:
     Blank rows do not count: a controller writes one after a row that an earlier one did not finish.
     """
     runs: list[RunProgress] = []
+    return runs, _take(runs, text)
+
+
+class ProgressReader:
+    """
+    Reads a `progress.jsonl` while a controller writes it: each call of `read` adds what is new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.runs: list[RunProgress] = []
+        """The runs that were read until now."""
+        self.unread = 0
+        """The number of rows that cannot be read."""
+        self._path = path
+        self._place = 0
+
+    def read(self) -> None:
+        """
+        Read the complete rows that were added since the last call. Nothing is read while there is
+        no file. Raises `OSError` if the file cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                content = file.read()
+        except FileNotFoundError:
+            return
+        whole = content[: content.rfind(b"\n") + 1]
+        self._place += len(whole)
+        self.unread += _take(self.runs, whole.decode(errors="replace"))
+
+
+def _take(runs: list[RunProgress], text: str) -> int:
+    """
+    Add the rows in `text` to the runs. Return the number of rows that cannot be read.
+    """
     unread = 0
     for line in filter(str.strip, text.split("\n")):
         try:
@@ -92,7 +129,7 @@ def runs_of(text: str) -> tuple[list[RunProgress], int]:
                 _add(runs[-1], row)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             unread += 1
-    return runs, unread
+    return unread
 
 
 # the rows are parsed JSON; a row of another form raises one of the errors that `runs_of` catches

@@ -1,0 +1,91 @@
+"""
+`tft dashboard`: serves one page about a job, until it is ended.
+"""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import click
+
+from tft.dashboard.access import LOOPBACK, Access, address_of
+from tft.errors import UsageError
+from tft.launcher.exit_codes import COMPLETED
+from tft.launcher.records import read_records
+from tft.launcher.run import say
+
+
+def dashboard_command() -> click.Command:
+    """
+    Return the command `tft dashboard`.
+    """
+
+    def dashboard(run_dir: Path, listen: str) -> int:
+        try:
+            return asyncio.run(_dashboard(run_dir, listen))
+        except KeyboardInterrupt:
+            # Ctrl-C is the way to leave this command, and changes nothing
+            return COMPLETED
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
+
+    return click.Command(
+        "dashboard",
+        callback=dashboard,
+        params=[
+            click.Option(
+                ["--run-dir"],
+                type=click.Path(path_type=Path),
+                required=True,
+                help="The run directory of the job.",
+            ),
+            click.Option(
+                ["--listen"],
+                metavar="ADDRESS:PORT",
+                default=LOOPBACK,
+                show_default=True,
+                help="Where to serve the page; port 0: a free port. At an address that other "
+                "machines reach, the page needs a token, which is printed.",
+            ),
+        ],
+        help="Serve a live page about a job to browsers. Ctrl-C leaves; the job goes on.",
+    )
+
+
+async def _dashboard(run_dir: Path, listen: str) -> int:
+    address = address_of(listen)
+    _check_installed()
+    # imported here, because they need the packages of the extra
+    from tft.dashboard.feed import Feed
+    from tft.dashboard.following import JobFollower
+    from tft.dashboard.page import Page
+    from tft.dashboard.server import serving
+
+    await asyncio.to_thread(read_records, run_dir)  # refuses a directory that is none of a job
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    page, access = Page(), Access(address)
+    feed = Feed(page)
+    async with serving(address, access, page, feed) as url:
+        click.echo(url)
+        if access.token:
+            say(
+                "who has this address with its token can see the page; it is not encrypted on its "
+                "way (docs/explanation/security.md)"
+            )
+        say("Ctrl-C leaves; the job goes on")
+        await JobFollower(run_dir, feed.show).follow()
+    return COMPLETED
+
+
+def _check_installed() -> None:
+    try:
+        import aiohttp
+        import jinja2
+    except ImportError:
+        raise UsageError(
+            "`tft dashboard` needs the packages aiohttp and jinja2: pip install "
+            "'tft-bus[dashboard]'; `tft top` shows a job in the terminal without them"
+        ) from None
+    del aiohttp, jinja2

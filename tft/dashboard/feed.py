@@ -1,0 +1,90 @@
+"""
+The browsers that watch a page, and the messages that wait for each of them.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tft.dashboard.page import Message, Page, encoded
+from tft.dashboard.view import View
+
+WAITING = 40
+"""The most messages that wait for one browser: 20 s of them. A browser that has not taken the first
+of them by then is dropped. It begins anew when it connects again."""
+MOST = 100
+"""The most browsers at once."""
+
+
+class Client:
+    """
+    One browser.
+    """
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue(WAITING)
+        self.dropped = asyncio.Event()
+        """Set when the browser is too slow."""
+
+    def offer(self, message: bytes) -> None:
+        """
+        Keep a message for the browser, or drop the browser if too many wait already.
+        """
+        try:
+            self._messages.put_nowait(message)
+        except asyncio.QueueFull:
+            self.dropped.set()
+
+    async def next(self) -> bytes:
+        """
+        Return the next message for the browser.
+        """
+        return await self._messages.get()
+
+
+class Feed:
+    """
+    Draws the views of a job, and gives what has changed to all browsers.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._clients: set[Client] = set()
+
+    @property
+    def clients(self) -> int:
+        """
+        The number of browsers.
+        """
+        return len(self._clients)
+
+    @property
+    def full(self) -> bool:
+        """
+        True if no more browsers are taken.
+        """
+        return len(self._clients) >= MOST
+
+    def show(self, view: View) -> None:
+        """
+        Draw a view, and tell the browsers what has changed.
+        """
+        message: Message = self._page.update(view)
+        if not message or not self._clients:
+            return
+        text = encoded(message)
+        for client in self._clients:
+            client.offer(text)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """
+        Yield a browser, which first gets the whole page and then what changes.
+        """
+        client = Client()
+        client.offer(encoded(self._page.whole()))
+        self._clients.add(client)
+        try:
+            yield client
+        finally:
+            self._clients.discard(client)
