@@ -108,6 +108,8 @@ class _Rank:
     """The usual times of a rank without peers. None until they are learnt."""
     found: tuple[int | None, int] = (None, 0)
     """The index of the part that was found slow last, and after how many steps in a row."""
+    judged: int = 0
+    """The last step after which the rank was judged."""
     named: int | None = None
     """The index of the part for which the rank was named as slow. None: it is not slow."""
 
@@ -215,7 +217,8 @@ class Judge:
         known = self._ranks.get(rank)
         if known is not None and known.named is not None:
             known.named = None
-            yield Remark(event="rank_slow_over", facts={"rank": rank, "node": known.node})
+            facts = {"rank": rank, "node": known.node, "step": known.judged}
+            yield Remark(event="rank_slow_over", facts=facts)
 
     def _group(self, node: int, beat: RankBeat) -> _Group:
         """
@@ -265,6 +268,7 @@ class Judge:
         Judge a rank after a step. `expected` has the times that others have needed for this step.
         """
         known, work = self._ranks[rank], sum(expected)
+        known.judged = step
         least = self._excess * work
         for part, seconds, usual in zip(known.parts, times, expected, strict=True):
             part.note(seconds - usual, least)

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from tft.controller.remarks import REMARKS
 from tft.dashboard.curve import MOST, Curve
 from tft.dashboard.grid import STATES, NodeRow, changes, codes, layout
 from tft.dashboard.page import Page, encoded, size
@@ -165,31 +166,45 @@ def test_long_curve_is_thinned() -> None:
     assert max(b - a for a, b in pairwise(places)) < 200
 
 
-def test_remarks_are_taken_from_the_log_of_this_run(tmp_path: Path) -> None:
-    """When the log says that ranks are slow, then they are known until it says otherwise. Lines of
-    an earlier run, cut lines and other lines do not count."""
-    log = tmp_path / "controller.log"
-    remarks = Remarks(path=log, since=1_793_000_000.0)
-    remarks.read()
-    slow = 'level=info event=rank_slow rank={} node=0 step=141 cause=input seconds=0.01 percent=31.2 compared_with="its own first steps"\n'
-    log.write_text(
-        "at=2001-01-01T00:00:00Z " + slow.format(1)
-        + "at=2026-11-26T12:00:00.5Z " + slow.format(2)
-        + "at=2026-11-26T12:00:00Z level=info event=state to=healthy\n"
-        + "at=2026-11-26T12:00:01Z level=info event=rank_slow rank=no\n"
-        + 'at=2026-11-26T12:00:01Z level=info event=rank_behind rank=4 line=a.py:7 why="say \\"no\\", wait"\n'
-        + "at=2026-11-26T12:00:02Z level=info event=rank_slow ra"
-    )  # fmt: skip
-    remarks.read()
-    assert remarks.slow == {
-        2: "rank 2 is slow since step 141: its input takes 31.2 % longer (compared with its own "
-        "first steps)"
-    }
-    assert remarks.behind == {4: 'rank 4 holds up the job at a.py:7: say "no", wait'}
-    with log.open("a") as file:
-        file.write("nk=3\nat=2026-11-26T12:00:03Z level=info event=rank_slow_over rank=2\n")
-    remarks.read()
+def row(run: str, event: str, **facts: object) -> str:
+    """
+    Return a row of the file of remarks.
+    """
+    return json.dumps({"run": run, "event": event, "at": 1.0, "facts": facts}) + "\n"
+
+
+def test_remarks_of_this_run_are_shown(tmp_path: Path) -> None:
+    """When the controller remarks that ranks are slow, then they are known until it says otherwise.
+    Rows of an earlier run, cut rows and other rows do not count."""
+    file = tmp_path / REMARKS
+    remarks = Remarks(path=file)
+    remarks.read("now")
+    slow = {
+        "node": 0, "step": 141, "cause": "input", "seconds": 0.01, "percent": 31.2,
+        "compared_with": "peers",
+    }  # fmt: skip
+    file.write_text(
+        row("before", "rank_slow", rank=1, **slow)
+        + row("now", "rank_slow", rank=2, **slow)
+        + row("now", "rank_slow", rank="no")
+        + row("now", "rank_behind", rank=4, line="a.py:7", why='say "no", wait')
+        + "7\nno JSON\n"
+        + row("now", "rank_slow", rank=3, **slow)[:-20]
+    )
+    remarks.read("now")
+    assert list(remarks.slow) == [2]
+    assert remarks.slow[2].startswith(
+        "rank 2 on node 0 is slow since step 141: its input takes 10 ms"
+    )
+    assert remarks.behind == {4: 'rank 4 stands at a.py:7: say "no", wait'}
+    with file.open("a") as more:
+        more.write(row("now", "rank_slow", rank=3, **slow)[-20:])
+        more.write(row("now", "rank_slow_over", rank=2))
+    remarks.read("now")
     assert list(remarks.slow) == [3]
+    remarks.read("next")
+    assert not remarks.slow
+    assert not remarks.behind
 
 
 def test_little_free_space_is_named() -> None:

@@ -13,6 +13,8 @@ from tft.spi.types import Remark
 
 log = structlog.get_logger()
 
+REMARKS = "remarks.jsonl"
+"""The name of the file in the run directory."""
 KEPT = 1000
 """The number of newest remarks that are in the report. A rank may become slow and fast again for
 days."""

@@ -13,7 +13,7 @@ import structlog
 from tft.clock import SystemClock, unix_time
 from tft.config import JobSettings
 from tft.controller.notices import Notices
-from tft.controller.remarks import KEPT, Remarks
+from tft.controller.remarks import KEPT, REMARKS, Remarks
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Fault, Incident
 from tft.core.job.incident_report import (
@@ -42,7 +42,7 @@ class ReportFile:
         self._settings = settings
         self._plugins = plugins
         self._path = settings.run_dir / "report.json"
-        self._remarks = Remarks(settings.run_dir / "remarks.jsonl", settings.run)
+        self._remarks = Remarks(settings.run_dir / REMARKS, settings.run)
         self._closed = 0
         """How many closed incidents `newly_closed` has returned."""
         self.notices = Notices()

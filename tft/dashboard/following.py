@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tft.clock import SystemClock, processor_time
 from tft.dashboard.curve import Curve
-from tft.dashboard.remarks import remark
 from tft.dashboard.run import RunFollower, past_of
 from tft.dashboard.view import Curves, Disk, Ranks, Spent, View
 from tft.errors import UsageError
@@ -23,6 +22,7 @@ from tft.report.facts import Facts as Report
 from tft.report.facts import gather
 from tft.report.goodput import INCIDENT
 from tft.report.sentences import ending, next_steps
+from tft.sentences import remark_text
 
 EVERY = 0.5
 """Seconds between two views, if nothing happens. `tft top` shows as many."""
@@ -179,9 +179,7 @@ def _over(records: Records, report: Report) -> View:
         past=past_of(report),
         spent=spent,
         remarks=[
-            sentence
-            for each in report.report.get("remarks", ())
-            if (sentence := remark(each["event"], each["facts"]))
+            remark_text(each["event"], each["facts"]) for each in report.report.get("remarks", ())
         ],
         disk=disk_of(records.run_dir),
         ranks=Ranks(codes="", rows=()),

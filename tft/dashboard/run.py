@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tft.clock import SystemClock, unix_time
+from tft.controller.remarks import REMARKS
 from tft.core.job.incident import Incident
 from tft.dashboard.curve import Curve
 from tft.dashboard.grid import NodeRow, codes, layout
@@ -57,7 +58,7 @@ class RunFollower:
         self._clock = SystemClock()
         self._story = StoryFollower(records.run_dir / STORY)
         self._progress = ProgressReader(records.run_dir / PROGRESS)
-        self._remarks = Remarks(path=records.there.log, since=records.began)
+        self._remarks = Remarks(path=records.run_dir / REMARKS)
         self._curve = Curve()
         self._earlier: tuple[list[Goodput], list[Past]] = ([], [])
         self._told = _Told()
@@ -90,7 +91,7 @@ class RunFollower:
         Read what was added to the files of the run.
         """
         self._story.read()
-        self._remarks.read()
+        self._remarks.read(self._story.run)
         try:
             self._progress.read()
         except OSError:
