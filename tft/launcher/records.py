@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tft import checkpoint
+from tft.clock import unix_time
 from tft.errors import UsageError
 from tft.launcher.run_directory import (
     JOB,
@@ -241,5 +242,5 @@ def _began(pid: int) -> float | None:
     if fields[0] in "ZX":  # it has ended, and its parent has not noticed yet
         return None
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    now = time.time()  # noqa: TID251 # it is compared with the times of files, which are such
-    return now - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+    # in seconds since 1970, because it is compared with the times of files
+    return unix_time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
