@@ -6,12 +6,14 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -28,6 +30,8 @@ def terminal(*words: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
         [sys.executable, "-m", "tft", *words],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "TERM": "xterm"},
+        # Ctrl-C is ignored in what a shell script starts in the background, such as these tests
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(theirs)
     try:
