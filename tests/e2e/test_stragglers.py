@@ -2,6 +2,7 @@
 Slow ranks in real jobs: which rank is named, when, and with which cause.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -56,12 +57,21 @@ def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("percent", [30, 100])
 @pytest.mark.parametrize("part", ["forward", "backward", "input", "update"])
-def test_each_kind_of_slowness_is_named(tmp_path: Path, part: str, percent: int) -> None:
-    """When a rank of four becomes slow by 30 or 100 % in a part of its steps, then it is named with
-    the cause within 20 steps."""
-    check(slow(tmp_path / "run", rank=2, part=part, percent=percent), 2, part)
+def test_each_kind_of_slowness_is_named(
+    tmp_path: Path, part: str, percent: int, world: int
+) -> None:
+    """When a rank becomes slow by 30 or 100 % in a part of its steps, then it is named with the
+    cause within 20 steps, if each rank has a core of its own."""
+    cores = len(os.sched_getaffinity(0))
+    if cores < world:
+        pytest.skip(
+            f"{world} ranks share {cores} cores, so the times of a step vary by a tenth from step to "
+            "step, and 16 steps cannot show less than that"
+        )
+    check(slow(tmp_path / "run", rank=1, part=part, percent=percent, world=world), 1, part)
 
 
 @pytest.mark.soak
