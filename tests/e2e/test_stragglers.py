@@ -49,6 +49,18 @@ def check(found: list[Named], rank: int, part: str) -> None:
     assert SINCE < found[0][1] <= SINCE + 20
 
 
+def need_cores(world: int) -> None:
+    """
+    Skip the test where ranks have to share cores.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if cores < world:
+        pytest.skip(
+            f"{world} ranks share {cores} cores, so the times of a step vary by a tenth from step to "
+            "step, and 16 steps cannot show less than that"
+        )
+
+
 def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
     """When the backward pass of a rank becomes slow, then this rank is named within 20 steps, and
     no other rank is, although the steps of all take longer."""
@@ -65,12 +77,7 @@ def test_each_kind_of_slowness_is_named(
 ) -> None:
     """When a rank becomes slow by 30 or 100 % in a part of its steps, then it is named with the
     cause within 20 steps, if each rank has a core of its own."""
-    cores = len(os.sched_getaffinity(0))
-    if cores < world:
-        pytest.skip(
-            f"{world} ranks share {cores} cores, so the times of a step vary by a tenth from step to "
-            "step, and 16 steps cannot show less than that"
-        )
+    need_cores(world)
     check(slow(tmp_path / "run", rank=1, part=part, percent=percent, world=world), 1, part)
 
 
