@@ -284,11 +284,14 @@ def pause_command() -> click.Command:
 
         return ask(run_dir, check, why)
 
+    # imported here, because `tft run` needs no module of other commands
+    from tft.cli.parts import run_dir_option
+
     return click.Command(
         "pause",
         callback=pause,
         params=[
-            _run_dir_option(),
+            run_dir_option(),
             click.Option(
                 ["--check"],
                 metavar="NAME",
@@ -311,10 +314,12 @@ def resume_command() -> click.Command:
 
         return ask(run_dir, why)
 
+    from tft.cli.parts import run_dir_option
+
     return click.Command(
         "resume",
         callback=resume,
-        params=[_run_dir_option(), _why_option("tft resume")],
+        params=[run_dir_option(), _why_option("tft resume")],
         help="Continue a paused job.",
     )
 
@@ -329,20 +334,13 @@ def dump_command() -> click.Command:
 
         return ask(run_dir, why)
 
+    from tft.cli.parts import run_dir_option
+
     return click.Command(
         "dump",
         callback=dump,
-        params=[_run_dir_option(), _why_option("tft dump")],
+        params=[run_dir_option(), _why_option("tft dump")],
         help="End a job after a last checkpoint.",
-    )
-
-
-def _run_dir_option() -> click.Option:
-    return click.Option(
-        ["--run-dir"],
-        type=click.Path(path_type=Path),
-        required=True,
-        help="The run directory of the job.",
     )
 
 

@@ -3,11 +3,11 @@
 """
 
 import asyncio
-import signal
 from pathlib import Path
 
 import click
 
+from tft.cli.parts import run_dir_option, until_left
 from tft.dashboard.access import LOOPBACK, Access, address_of
 from tft.errors import UsageError
 from tft.launcher.exit_codes import COMPLETED
@@ -21,24 +21,13 @@ def dashboard_command() -> click.Command:
     """
 
     def dashboard(run_dir: Path, listen: str) -> int:
-        try:
-            return asyncio.run(_dashboard(run_dir, listen))
-        except KeyboardInterrupt:
-            # Ctrl-C is the way to leave this command, and changes nothing
-            return COMPLETED
-        except asyncio.CancelledError:
-            return 128 + signal.SIGTERM
+        return until_left(_dashboard(run_dir, listen))
 
     return click.Command(
         "dashboard",
         callback=dashboard,
         params=[
-            click.Option(
-                ["--run-dir"],
-                type=click.Path(path_type=Path),
-                required=True,
-                help="The run directory of the job.",
-            ),
+            run_dir_option(),
             click.Option(
                 ["--listen"],
                 metavar="ADDRESS:PORT",
@@ -62,9 +51,6 @@ async def _dashboard(run_dir: Path, listen: str) -> int:
     from tft.dashboard.server import serving
 
     await asyncio.to_thread(read_records, run_dir)  # refuses a directory that is none of a job
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     page, access = Page(), Access(address)
     feed = Feed(page)
     async with serving(address, access, page, feed) as url:

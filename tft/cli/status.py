@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from tft.cli.parts import run_dir_option
 from tft.clock import SystemClock
 from tft.launcher.exit_codes import COMPLETED, FAILED
 from tft.launcher.look import look, watching
@@ -53,12 +54,7 @@ def status_command() -> click.Command:
         "status",
         callback=status,
         params=[
-            click.Option(
-                ["--run-dir"],
-                type=click.Path(path_type=Path),
-                required=True,
-                help="The run directory of the job.",
-            ),
+            run_dir_option(),
             click.Option(
                 ["--all", "everything"], is_flag=True, help="Show every node and every rank."
             ),

@@ -6,7 +6,6 @@ The facts are those of `tft.launcher.situation`; rich draws them.
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tft.cli import status
+from tft.cli.parts import run_dir_option, until_left
 from tft.clock import SystemClock
 from tft.errors import UsageError
 from tft.launcher.exit_codes import COMPLETED, FAILED
@@ -55,24 +55,13 @@ def top_command() -> click.Command:
 
     def top(run_dir: Path, as_json: bool) -> int:
         draw = None if as_json else _drawing(run_dir)
-        try:
-            return asyncio.run(_top(read_records(run_dir), draw))
-        except KeyboardInterrupt:
-            # Ctrl-C is the way to leave this command, and changes nothing
-            return COMPLETED
-        except asyncio.CancelledError:
-            return 128 + signal.SIGTERM
+        return until_left(_top(read_records(run_dir), draw))
 
     return click.Command(
         "top",
         callback=top,
         params=[
-            click.Option(
-                ["--run-dir"],
-                type=click.Path(path_type=Path),
-                required=True,
-                help="The run directory of the job.",
-            ),
+            run_dir_option(),
             click.Option(
                 ["--json", "as_json"],
                 is_flag=True,
@@ -104,10 +93,6 @@ def _drawing(run_dir: Path) -> "Console":
 
 
 async def _top(records: Records, console: "Console | None") -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    # the terminal must get its screen and its cursor back
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if records.report is None:
         story = StoryFollower(records.run_dir / STORY)
         async with watching(records.there) as watch:
