@@ -289,9 +289,8 @@ async def _listen(bus: Bus, watch: Watch) -> None:
 
 async def _reach(bus: Bus, topic: bytes, watch: Watch) -> None:
     """
-    Keep `watch.broker` up to date. The broker tells each participant of its own subscription to
-    `topic`, its presence topic, and
-    this notice is void when the connection to the broker ends.
+    Keep `watch.broker` up to date. The broker tells each participant of its subscription to its own
+    presence topic, `topic`. This notice is void when the connection to the broker ends.
     """
     while True:
         try:

@@ -8,8 +8,10 @@ the node has sent no heartbeat for too long.
 
 A network that resets connections looks the same at first, but the processes then connect again. A
 node that was given up too early is missing for the rest of the job. So this object waits longer for
-a node whose ranks have no room elsewhere. A node that is only silent looks different: its connections stay until ZeroMQ's heartbeats have
-got no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node is not
+a node whose ranks have no room elsewhere.
+
+A node that is only silent looks different. Its connections stay until ZeroMQ's heartbeats have got
+no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node is not
 reported here.
 """
 

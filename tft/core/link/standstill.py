@@ -70,10 +70,12 @@ class Standstill:
         """The time of the last progress of any rank, by the clock of the controller."""
         self._longest = 0.0
         """The longest standstill that has ended by itself."""
-        self._asked: float | None = None
-        """When the ranks were asked about the present standstill. None: they were not."""
+        self._asked = False
+        """True if the ranks were asked about the present standstill."""
         self._newest_answer = 0.0
-        self._silence = 0.0
+        self._silence: float | None = None
+        """How long no rank had made progress when the ranks were asked. None: there is no question,
+        or its finding was returned."""
         self._answers: dict[int, Whereabouts] = {}
         self.number = 0
         """The number of the last question."""
@@ -86,7 +88,7 @@ class Standstill:
         self._moved.forget()
         self._moved.not_before(at)
         self._last.clear()
-        self._asked = None
+        self._asked = False
 
     def heard(self, beat: Beat, at: float) -> bool:
         """
@@ -109,9 +111,9 @@ class Standstill:
             newest = max(newest, at + pulse.moved - beat.at)
         self._moved.heard(beat.node, newest)
         silence = at - self._moved.at
-        if self._asked is not None or silence <= self.limit() or not self._last:
+        if self._asked or silence <= self.limit() or not self._last:
             return False
-        self._asked, self._silence, self._answers = at, silence, {}
+        self._asked, self._silence, self._answers = True, silence, {}
         self._newest_answer = at
         self.number += 1
         return True
@@ -129,7 +131,7 @@ class Standstill:
         Record the answer of a rank, which was read at the time `at`. An answer to an earlier
         question is ignored.
         """
-        if answer.inquiry == self.number and self._asked is not None:
+        if answer.inquiry == self.number and self._asked:
             self._answers[answer.rank] = answer
             self._newest_answer = at
 
@@ -138,21 +140,21 @@ class Standstill:
         Return what the answers say, once all ranks have answered or have had the time to answer.
         Each standstill has one finding. If there is no new finding, return None.
         """
-        if self._asked is None or self._silence < 0:
+        if not self._asked or self._silence is None:
             return None
         # count from the newest answer: to read those of many ranks takes longer than `ANSWER`
         complete = len(self._answers) >= len(self._last)
         if not complete and at - self._newest_answer < ANSWER:
             return None
         missing = self._last.keys() - self._answers.keys()
-        silence, self._silence = self._silence, -1.0
+        silence, self._silence = self._silence, None
         answers = tuple(self._answers[rank] for rank in sorted(self._answers))
         return Finding(silence=silence, odd=odd_ranks(answers, sorted(missing)), answers=answers)
 
     def _progress(self, at: float) -> None:
-        if self._asked is not None:
+        if self._asked:
             self._longest = max(self._longest, at - self._moved.at)
-            self._asked = None
+            self._asked = False
 
 
 def odd_ranks(answers: Sequence[Whereabouts], silent: Sequence[int]) -> tuple[Odd, ...]:
