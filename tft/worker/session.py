@@ -478,6 +478,23 @@ class Session:
         self._loop.left(error)
         self._cut_off(None if error is None else self._faults.report(error))
 
+    def attempt(self, work: Callable[[], None]) -> bool:
+        """
+        Run `work`, a part of the program's training loop. Return False if an incident or a fault has
+        ended it: call `obey` next, and then repeat the steps from `session.step` on.
+
+        The exception of a fault is reported, and not raised.
+        """
+        return self._inside(partial(self._loop.attempt, work))
+
+    @property
+    def over(self) -> bool:
+        """
+        True if the job has trained the last step that it was started for (`tft verify` runs a few
+        steps only), so that the program must leave its loop.
+        """
+        return self._loop.over
+
     def finish(self) -> None:
         """
         Report that all steps have been trained.

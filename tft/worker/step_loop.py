@@ -293,6 +293,23 @@ class StepLoop:
             log.info("last_step", step=self.gate.completed)
         self.finish()
 
+    def attempt(self, work: Callable[[], None]) -> None:
+        """
+        Call `work`, a part of a training loop that belongs to another program. The step that the
+        settings allow as the last one ends it.
+        """
+        if self.digests is not None:
+            self.digests.step_begins()
+        with suppress(_LastStep):
+            work()
+
+    @property
+    def over(self) -> bool:
+        """
+        True if the last step that the settings allow (`last_step`) is complete.
+        """
+        return 0 < self.settings.last_step <= self.gate.completed
+
     def finish(self) -> None:
         """
         End the last step, and wait until this rank has made its last copy of the state in host
@@ -583,7 +600,7 @@ class StepLoop:
         Leave the loop after the last step that the settings allow (`last_step`). A loop over
         `steps` is not left here, because `steps` itself ends after that step.
         """
-        if not self._present.yields and 0 < self.settings.last_step <= self.gate.completed:
+        if self.over and not self._present.yields:
             raise _LastStep
 
     def _end_audited(self, audit: Audit, step: int) -> None:
