@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench bench-peers docs format clean
+.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-lightning test-transformers test-torchtitan test-accelerator soak mutate bench bench-peers docs format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -31,6 +31,10 @@ test-megatron: $(INSTALLED)
 # Another part: MindSpeed-LLM's high availability, in an environment of its own, `.venv-mindspeed`.
 test-mindspeed:
 	PYTHON=$(PYTHON) scripts/mindspeed
+
+# Other parts: the adaptors for training loops, each in an environment of its own, such as `.venv-lightning`.
+test-lightning test-transformers test-torchtitan:
+	PYTHON=$(PYTHON) scripts/framework $(@:test-%=%)
 
 # On a machine with a GPU or an NPU: jobs on the real device. Exits with 5 where there is none.
 test-accelerator: $(INSTALLED)
@@ -61,7 +65,7 @@ format: $(INSTALLED)
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-mindspeed .venv-peers .venv-docs site
+	rm -rf .venv .venv-mindspore .venv-mindspeed .venv-peers .venv-docs .venv-lightning .venv-transformers .venv-torchtitan site
 
 # The group is read out of pyproject.toml: a Python 3.11 brings a pip that cannot do that yet.
 $(INSTALLED): pyproject.toml adaptors/mindio_ttp/pyproject.toml

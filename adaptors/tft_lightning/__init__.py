@@ -1,0 +1,3 @@
+"""
+The adaptor for Lightning. It stands on the adaptor for PyTorch.
+"""

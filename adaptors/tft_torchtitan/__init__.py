@@ -1,0 +1,3 @@
+"""
+The adaptor for TorchTitan. It stands on the adaptor for PyTorch.
+"""

@@ -1,0 +1,3 @@
+"""
+The adaptor for Transformers. It stands on the adaptor for PyTorch.
+"""
