@@ -62,9 +62,9 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
         fault = incident["faults"][0]
-        # in these phases the all-reduces were complete, so the step counts as completed
-        done = phase in ("update", "between")
-        assert incident["step"] == fault["step"] + (done and phase == "update")
+        # A rank killed in its update has contributed to all all-reduces, so the others complete the
+        # step, unless the incident finds all of them before their windows.
+        assert incident["step"] - fault["step"] in ((0, 1) if phase == "update" else (0,))
         assert incident["seconds"]["detect"] is not None
 
 

@@ -56,6 +56,18 @@ def struck(where: Path) -> bool:
     return (where / "chaos" / "0-1.json").exists()
 
 
+def survivors_stand(where: Path, phase: str) -> bool:
+    """
+    Return whether chaos has struck rank 2 in `phase` of step 12, and ranks 0 and 1 have gone as far
+    as they can without it: after the all-reduces of a step they complete it.
+    """
+    if not struck(where):
+        return False
+    step = 13 if phase in ("update", "between") else 12
+    rows = [where / f"steps-rank{rank}.jsonl" for rank in (0, 1)]
+    return all(f'"step": {step},' in path.read_text() for path in rows)
+
+
 PHASES = ["update", "forward", "backward", "collective", "between"]
 
 
@@ -71,7 +83,7 @@ def test_lost_node_costs_no_step_and_no_checkpoint(
     one node does."""
     where = tmp_path / "run"
     with nodes(where, "--chaos", f"stop:rank=2,step=12,phase={phase}") as (first, second, spare):
-        until(lambda: struck(where), "the strike", 60.0)
+        until(lambda: survivors_stand(where, phase), "the strike", 60.0)
         strike(second, "agent-1")
         outcome = first.end()
         assert [each.end().code == outcome.code for each in (second, spare)] == [False, True]
@@ -118,7 +130,7 @@ def test_last_checkpoint_has_the_state_of_a_lost_node(
     undisturbed one does."""
     where = tmp_path / "run"
     with nodes(where, "--chaos", "stop:rank=2,step=12,phase=update", spares=0) as (first, second):
-        until(lambda: struck(where), "the strike", 60.0)
+        until(lambda: survivors_stand(where, "update"), "the strike", 60.0)
         strike(second, "agent-1")
         outcome = first.end()
         second.end()
