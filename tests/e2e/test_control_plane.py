@@ -63,11 +63,11 @@ def test_a_killed_broker_controller_or_store_is_restarted_in_training(
 @pytest.mark.parametrize(
     ("part", "kills"),
     [
-        ("controller", True),
         ("agent-0", True),
         *(
             pytest.param(part, kills, marks=pytest.mark.soak)
             for part, kills in [
+                ("controller", True),
                 ("controller", False),
                 ("agent-0", False),
                 ("broker", True),
@@ -177,7 +177,9 @@ def test_an_agent_that_hangs_is_named_and_goes_on(
     assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
 
 
-@pytest.mark.parametrize("at", [0.5, pytest.param(0.2, marks=pytest.mark.soak), 1.0])
+@pytest.mark.parametrize(
+    "at", [0.5, *(pytest.param(at, marks=pytest.mark.soak) for at in (0.2, 1.0))]
+)
 def test_ranks_save_a_last_checkpoint_when_the_story_is_damaged(
     at: float, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_job_of_srun_whose_nodes_cannot_be_resolved_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.soak
 def test_a_job_started_by_hand_completes(tmp_path: Path, undisturbed: Outcome) -> None:
     """When processes are started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, then they
     train together like those of srun."""

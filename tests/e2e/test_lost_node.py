@@ -100,6 +100,7 @@ def test_lost_node_costs_no_step_and_no_checkpoint(
     identical(outcome, gpt_undisturbed)
 
 
+@pytest.mark.soak
 def test_node_whose_launcher_is_killed_too_is_lost_at_once(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

@@ -74,6 +74,7 @@ def test_bad_batches_are_applied_by_no_rank(tmp_path: Path) -> None:
     identical(outcome, trained(tmp_path / "without", without=(52, 56, 60), options=()))
 
 
+@pytest.mark.soak
 def test_job_with_sharded_optimizer_refuses_through_the_barrier(tmp_path: Path) -> None:
     """When ranks hold different shards of the optimizer, and one of them computes wrong numbers
     once, then no rank applies them, and the job ends like an undisturbed one."""

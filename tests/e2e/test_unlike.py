@@ -4,6 +4,8 @@ Ranks that begin with different parameters, which DDP does not make equal.
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import ROOT, Outcome, run
 
 GPT = ROOT / "examples" / "gpt"
@@ -35,6 +37,7 @@ def test_ranks_that_train_different_models_are_named(tmp_path: Path) -> None:
     assert len(outcome.report["begins_unlike"]) == 1
 
 
+@pytest.mark.soak
 def test_parameters_that_ddp_has_made_equal_are_not_named(tmp_path: Path) -> None:
     """When ranks begin with different parameters, and DDP sends those of rank 0 to all ranks, then
     nothing is said."""

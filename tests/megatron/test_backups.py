@@ -10,17 +10,14 @@ from tests.e2e.doubts import doubts
 from tests.e2e.jobs import identical
 from tests.megatron.jobs import SHAPES, Undisturbed, train
 
-REST = [
-    *((name,) for name, (ranks, _) in SHAPES.items() if ranks == 4 and name != "TP2DP2"),
+JOBS = [
+    *((name,) for name, (ranks, _) in SHAPES.items() if ranks == 4),
     *(("TP1DP4", *more) for more in (("--fp32",), ("--fp32", "--overlap"), ("--overlap",))),
 ]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [("TP2DP2",), *(pytest.param(each, marks=pytest.mark.soak) for each in REST)],
-    ids="-".join,
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", JOBS, ids="-".join)
 def test_all_ranks_go_back_to_their_copies_in_host_memory(
     shape: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
