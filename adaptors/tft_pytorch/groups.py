@@ -6,7 +6,7 @@ frees the groups completely.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
 
@@ -21,8 +21,10 @@ from torch._C._distributed_c10d import (  # the classes of torch.distributed
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
+from tft.spi import GroupStanding
 from tft_pytorch import device, interruptible, watched
 from tft_pytorch.device import ABORT_LIMIT, Devices
+from tft_pytorch.group_standings import standings
 from tft_pytorch.idle_loops import calm
 from tft_pytorch.interruptible import CalledOff, InterruptibleGloo
 from tft_pytorch.sockets import census, cut
@@ -91,6 +93,10 @@ class Groups:
         once."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
+        self._looking = threading.Lock()
+        """Held while another thread looks at the groups, and while `clear` drops them: the other
+        thread must not hold the last reference to a group, because it would then wait for the
+        group's destructor."""
         self._freeing: _Freeing | None = None
         """The object whose threads free the groups that the last call of `clear` dropped."""
 
@@ -297,6 +303,13 @@ class Groups:
                 if self._spared is spared:
                     cut(spared, port)
 
+    def standings(self, devices: Devices) -> Sequence[GroupStanding]:
+        """
+        Return where this rank stands in each of its process groups. Can be called on any thread.
+        """
+        with self._looking:
+            return standings(devices)
+
     def clear(self) -> None:
         """
         Drop all process groups. Other threads free the groups, and `form` waits for these threads.
@@ -319,12 +332,13 @@ class Groups:
             cut(spared, port)
         if dist.is_initialized():
             _drop_unfinished_backward()
-            groups = list(distributed_c10d._world.pg_map)
-            if self._devices.asynchronous:
-                device.discard(self._devices)
-                cut(spared, port)
-            else:
-                dist.destroy_process_group()
+            with self._looking:
+                groups = list(distributed_c10d._world.pg_map)
+                if self._devices.asynchronous:
+                    device.discard(self._devices)
+                    cut(spared, port)
+                else:
+                    dist.destroy_process_group()
             if self._meeting is not None:
                 groups.append(self._meeting)
                 self._meeting = None

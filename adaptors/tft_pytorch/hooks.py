@@ -20,7 +20,6 @@ from tft.spi import (
 from tft_pytorch import interruptible, watched
 from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.device import Devices
-from tft_pytorch.group_standings import standings
 from tft_pytorch.groups import Groups
 from tft_pytorch.waiting_time import waiting_time
 
@@ -207,7 +206,7 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_collectives(self) -> Sequence[GroupStanding]:
         state = self._hooks.adopted
-        return () if state is None else standings(state.devices)
+        return () if state is None else self._groups.standings(state.devices)
 
     @hookimpl
     def tft_clear(self) -> None:

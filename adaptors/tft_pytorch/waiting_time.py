@@ -6,8 +6,9 @@ ranks. The time of a step less the time of its waits is the rank's own work, and
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -37,7 +38,10 @@ class WaitingTime:
         """The number of the backward pass in which `_promised` was noted."""
         self._settled = 0.0
         """The time at which the last collective with a future was complete."""
-        self._modules: list[nn.Module] = []
+        self._modules: list[ReferenceType[nn.Module]] = []
+        """Weak references: a DDP refers to its process group. If the last reference to it were here,
+        the training thread would free the group, and wait for threads of the group that wait for
+        half an hour (`groups.py` frees groups on other threads)."""
         self._hooked = False
 
     def begin(self, computing: Callable[[], None]) -> None:
@@ -54,7 +58,7 @@ class WaitingTime:
         modules. Forget the modules of the call before.
         """
         self._unhook()
-        self._modules = [] if self._computing is None else list(_modules(built))
+        self._modules = [] if self._computing is None else [ref(each) for each in _modules(built)]
 
     def step_begins(self) -> None:
         """
@@ -63,7 +67,7 @@ class WaitingTime:
         The modules have a hook only until then. With a hook they could not be scripted
         (`torch.jit.script`), for example in the tail of a step.
         """
-        for module in self._modules:
+        for module in self._living():
             module._forward_pre_hooks[_HOOK] = self._forward
         self._hooked = True
 
@@ -121,8 +125,14 @@ class WaitingTime:
     def _unhook(self) -> None:
         if self._hooked:
             self._hooked = False
-            for module in self._modules:
+            for module in self._living():
                 module._forward_pre_hooks.pop(_HOOK, None)
+
+    def _living(self) -> Iterator[nn.Module]:
+        for each in self._modules:
+            module = each()
+            if module is not None:
+                yield module
 
     def _count_promised(self) -> None:
         """

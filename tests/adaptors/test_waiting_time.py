@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,25 @@ def test_only_the_first_forward_pass_of_a_step_is_noticed() -> None:
     assert len(seen) == 2
     second(torch.ones(2))
     assert len(seen) == 3
+    interruptible.time_waits(WaitingTime())
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_wrapper_is_freed_when_others_drop_it(hooked: bool) -> None:
+    """When a wrapper is dropped, as before its process group is freed, then it is freed although its
+    forward passes are noticed. Its group would otherwise be freed by the training thread, which may
+    take half an hour."""
+    waits = WaitingTime()
+    waits.begin(lambda: None)
+    model = nn.Linear(2, 2)
+    freed = threading.Event()
+    weakref.finalize(model, freed.set)
+    waits.watch([model])
+    if hooked:
+        waits.step_begins()
+    del model
+    assert freed.is_set()
+    waits.watch([nn.Linear(2, 2)])
     interruptible.time_waits(WaitingTime())
 
 
