@@ -10,8 +10,15 @@ from pathlib import Path
 def write_whole(path: Path, text: str) -> None:
     """
     Write a file with the content `text`, so that other processes never read a half-written file. An
-    existing file is replaced. Raises `OSError` if the file cannot be written.
+    existing file is replaced, and a symbolic link keeps its target. A device or a pipe, such as
+    /dev/stdout, is written to. Raises `OSError` if the file cannot be written.
     """
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        # append: /dev/stdout may be a file that has the output of the command
+        with path.open("a") as device:
+            device.write(text)
+        return
+    path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

@@ -88,10 +88,6 @@ def _make(directory: Path) -> None:
 
 def _write(path: Path, content: str) -> None:
     try:
-        # a device or a pipe, such as /dev/stdout, must be written to, and not be replaced
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            path.write_text(content)
-        else:
-            write_whole(path, content)
+        write_whole(path, content)
     except OSError as refused:
         raise UsageError(f"{path} cannot be written: {refused.strerror}") from None

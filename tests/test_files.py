@@ -1,0 +1,54 @@
+"""
+Files that are written as a whole.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tft.files import write_whole
+
+
+def test_file_is_replaced_and_no_draft_is_left(tmp_path: Path) -> None:
+    """When a file exists, then its content is replaced, and nothing else is in its directory."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_target_of_a_link_is_replaced(tmp_path: Path) -> None:
+    """When the path is a symbolic link, then it stays one, and its target has the new content."""
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_pipe_is_written_to(tmp_path: Path) -> None:
+    """When the path is a pipe, then its reader gets the text, and the pipe stays one."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(path, "text")
+    assert os.read(reader, 100) == b"text"
+    assert path.is_fifo()
+    os.close(reader)
+
+
+def test_standard_output_is_written_to(tmp_path: Path) -> None:
+    """When the path is /dev/stdout, and the output goes to a file, then the text follows what is
+    there already."""
+    program = (
+        "import pathlib, tft.files\n"
+        "print('before', flush=True)\n"
+        "tft.files.write_whole(pathlib.Path('/dev/stdout'), 'text')\n"
+    )
+    with (tmp_path / "output").open("w") as output:
+        subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
+    assert (tmp_path / "output").read_text() == "before\ntext"
+    assert Path("/dev/stdout").is_symlink()
