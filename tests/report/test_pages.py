@@ -19,7 +19,7 @@ from tft.core.job.incident_report import job_report
 from tft.report.facts import gather
 from tft.report.html import html
 from tft.report.picture import MOST, drawn
-from tft.report.sentences import incident_sentence, seconds
+from tft.sentences import incident_sentence, seconds
 
 EVIL = "Traceback:\n```\n</pre><script>alert('x')</script> & \"quoted\" | [link](http://x) ```"
 PROGRESS = """

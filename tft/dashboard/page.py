@@ -11,8 +11,8 @@ from tft.dashboard.grid import STATES, changes, counts, reasons
 from tft.dashboard.view import View
 from tft.launcher.situation import Facts
 from tft.report.html import with_code
-from tft.report.sentences import part_name, seconds
-from tft.sentences import ranks_of
+from tft.report.sentences import part_name
+from tft.sentences import ranks_of, seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment

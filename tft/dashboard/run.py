@@ -23,8 +23,8 @@ from tft.report.facts import PROGRESS, gather, known_of
 from tft.report.facts import Facts as Report
 from tft.report.goodput import INCIDENT, Goodput, Known, goodput, lately, together
 from tft.report.progress import ProgressReader, RunProgress
-from tft.report.sentences import incident_sentence, moment
-from tft.sentences import what_happened
+from tft.report.sentences import moment
+from tft.sentences import incident_sentence, what_happened
 
 LATELY = 300.0
 """Seconds over which the page shows the goodput of now."""

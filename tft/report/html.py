@@ -23,15 +23,8 @@ from tft.report.goodput import (
     step_times,
 )
 from tft.report.progress import Sample, least_ranks
-from tft.report.sentences import (
-    ending,
-    incident_sentence,
-    moment,
-    next_steps,
-    part_name,
-    part_times,
-    seconds,
-)
+from tft.report.sentences import ending, moment, next_steps, part_name, part_times
+from tft.sentences import incident_sentence, seconds
 
 PICTURES = 200
 """The most incidents that are drawn: a picture has about 15 kB. The longest ones are drawn."""

@@ -8,15 +8,8 @@ from collections.abc import Iterable
 from tft.core.job.incident_report import SECONDS
 from tft.report.facts import Entry, Facts
 from tft.report.goodput import Goodput
-from tft.report.sentences import (
-    ending,
-    incident_sentence,
-    moment,
-    next_steps,
-    part_name,
-    part_times,
-    seconds,
-)
+from tft.report.sentences import ending, moment, next_steps, part_name, part_times
+from tft.sentences import incident_sentence, seconds
 
 
 def markdown(facts: Facts) -> str:

@@ -7,18 +7,6 @@ from datetime import UTC, datetime
 
 from tft.report.facts import RUNNING, UNFINISHED, Facts
 from tft.report.goodput import AGAIN, END, INCIDENT, PAUSE, STANDING, START, TRAINING, Part
-from tft.sentences import Entry, incident_sentence, seconds
-
-__all__ = [
-    "Entry",
-    "ending",
-    "incident_sentence",
-    "moment",
-    "next_steps",
-    "part_name",
-    "part_times",
-    "seconds",
-]
 
 KINDS = {
     TRAINING: "training that was kept",

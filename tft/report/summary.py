@@ -7,7 +7,8 @@ from typing import Any
 
 from tft.report.facts import Facts
 from tft.report.goodput import Goodput
-from tft.report.sentences import ending, incident_sentence, next_steps
+from tft.report.sentences import ending, next_steps
+from tft.sentences import incident_sentence
 
 SCHEMA = 1
 
