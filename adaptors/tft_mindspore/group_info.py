@@ -18,7 +18,8 @@ from tft_mindspore.rank_files import put
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
     """
-    The content of one `group_info.pb`.
+    The content of one file `group_info.pb`, in which MindSpore says which ranks hold the same
+    parameters.
     """
 
     replicas: tuple[int, ...]

@@ -61,7 +61,7 @@ def open_logger(job: LoggerJob) -> Mlflow:
 
     note: Path = job.directory / "run_id"
     known = note.read_text() if note.exists() else None
-    # the variables MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID count in this call only
+    # MLflow reads the variables MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID in this call only
     run = mlflow.start_run(run_id=known, run_name=job.run_dir.name)
     run_id: str = run.info.run_id
     if known is None:

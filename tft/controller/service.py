@@ -257,8 +257,8 @@ class Controller:
                 incident=self._machine.incident.number,
             )
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            # a node may have been lost while no controller led, so measure from now on how long
-            # each node sends no beat
+            # a node may have been lost while no controller led, so measure from now on for how long
+            # each node is silent
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)

@@ -75,8 +75,8 @@ def new_run_dir() -> Path:
 
 def holds_story(run_dir: Path) -> bool:
     """
-    Return True if there has been a run in the directory `run_dir`: its controller has then written
-    a story.
+    Return True if an earlier run has used the directory `run_dir`. Such a directory has a story: the
+    events of the run, which its controller has recorded.
     """
     return (run_dir / STORY).exists()
 

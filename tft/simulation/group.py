@@ -322,7 +322,7 @@ class Groups:
 
     def leave(self, process: ProcessPart) -> None:
         """
-        Remove a process that waits at a rendezvous store to form a process group.
+        Remove a process that is waiting at a rendezvous store until its process group is complete.
         """
         for meeting in self._meetings.values():
             if meeting.waiting.get(process.rank) is process:

@@ -538,8 +538,8 @@ class Invariants:
         if process.memory.data != begin:
             raise Broken(
                 promise,
-                f"rank {process.rank} has drawn {process.memory.data} batches after step {step}, "
-                f"not {begin}",
+                f"at the end of step {step}, rank {process.rank} has drawn {process.memory.data} "
+                f"batches since the start of the job, not {begin}",
             )
 
     def _what(self, content: Written, shard: str) -> str:

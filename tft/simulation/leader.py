@@ -110,7 +110,7 @@ class Leader:
 
     def stand_by(self) -> None:
         """
-        Wait until the leading controller falls silent, then claim the next epoch.
+        Wait until the leading controller falls silent, then claim the next epoch of leadership.
         """
         if not self.alive or self.leads:
             return

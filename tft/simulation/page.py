@@ -30,8 +30,9 @@ class Page:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         """
-        Create an empty page. `ring` is called when the page has a new data position that the agent
-        has to send to another node.
+        Create an empty page: the memory that a simulated rank shares with the agent of its node.
+        `ring` is called when the rank has written a new data position there, which the agent must
+        send to another node.
         """
         self._ring = ring
         self.captured = 0

@@ -235,9 +235,9 @@ def _late_digests() -> Iterator[Schedule]:
 
 def _late_traces() -> Iterator[Schedule]:
     """
-    Yield schedules in which one of two copies is corrupted silently in one of the last steps. The
-    controller names the corrupted rank when these steps are computed again, or when all ranks have
-    finished.
+    Yield schedules in which one of the two copies of a shard is corrupted silently in one of the
+    last steps. The controller learns which copy it is when these steps are computed again after a
+    fault, or else at the end, when all ranks have finished.
     """
     for steps, before in product((10, 11), (2, 3)):
         flip = Mishap(

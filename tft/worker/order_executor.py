@@ -442,8 +442,8 @@ class Hands:
         reload = self._hook.tft_reload()
         if reload is None:
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} knows no function with which the script "
-                "loads the checkpoints that it has written itself"
+                "the script writes checkpoints of its own, but has given the adaptor "
+                f"{self._state.adaptor!r} no function that loads them"
             )
         self._gate.tear()
         step = reload(order.not_after)

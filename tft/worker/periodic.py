@@ -337,8 +337,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that()` is true, and return True. The wait takes as long as the disk needs.
-        Return False if an incident needs the training thread before that.
+        Wait until the condition `that` is true, and return True. There is no time limit, because the
+        disk may be slow. If an incident needs the training thread first, return False.
         """
         began, told = time.monotonic(), False
         with self._turn:

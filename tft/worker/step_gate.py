@@ -198,7 +198,8 @@ class Gate:
 
     def order(self) -> Execute:
         """
-        Wait for the next order while the thread is outside the loop, and return it.
+        Wait for the next order, and return it. Called on the training thread when it is outside the
+        training loop.
         """
         with self._turn:
             while not self._orders:

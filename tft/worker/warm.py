@@ -27,7 +27,8 @@ _OUTPUTS = (1, 2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
     """
-    What a warm process needs to get its rank.
+    The values that a warm process (started in advance, without a rank) keeps until the agent gives
+    it a rank.
     """
 
     pid: int

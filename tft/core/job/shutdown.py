@@ -56,7 +56,7 @@ class Shutdown:
             incident.decision.tried.append(("dump", why))
             incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
-        # if the checkpoint is planned again, each shard is written only once, even if
+        # if the checkpoint is planned again, each shard is written by one rank only, even if
         # `policy.save_copies` asks for all copies
         again = job.state is S.DUMPING
         incident.round += again

@@ -31,7 +31,7 @@ report does not list them among the strategies that were not possible."""
 
 class StrategyChoice:
     """
-    Chooses the recovery strategy in the incidents of one job.
+    Chooses the recovery strategy for each incident of one job.
     """
 
     def __init__(
