@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from tft.errors import UsageError
-from tft.spi import hookimpl
+from tft.spi import hookimpl, starts_controller
 from tft_loggers.supervisor import Supervisor
 
 VARIABLE = "TFT_LOG"
@@ -52,14 +52,8 @@ class Plugin:
         text: str | None = options["log"]
         if text is None:
             return {}
-        if options["led_elsewhere"]:
-            raise UsageError(
-                f"the loggers of {OPTION} are called beside the controller, which `tft lead` runs "
-                f"in this job: set the environment variable {VARIABLE}={text} for `tft lead`, and "
-                f"leave {OPTION} out here"
-            )
-        if options["node_rank"] != 0:
-            return {}  # node 0 runs the controller, and sends the values of all nodes
+        if not starts_controller(options, OPTION, f"{VARIABLE}={text}"):
+            return {}
         return {VARIABLE: ",".join(checked(text, OPTION))}
 
 

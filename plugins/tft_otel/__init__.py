@@ -16,7 +16,7 @@ import click
 import structlog
 
 from tft.errors import UsageError
-from tft.spi import hookimpl
+from tft.spi import hookimpl, starts_controller
 
 if TYPE_CHECKING:
     from tft_otel.exporter import Exporter
@@ -66,13 +66,8 @@ class Plugin:
             raise UsageError(
                 f"{OPTION} {url}: give the base URL of a receiver, such as http://localhost:4318"
             )
-        if options["led_elsewhere"]:
-            raise UsageError(
-                f"{OPTION} is for the controller, which `tft lead` runs in this job: set the "
-                f"environment variable {VARIABLE}={url} for `tft lead`, and leave {OPTION} out here"
-            )
-        if options["node_rank"] != 0:
-            return {}  # node 0 runs the controller, and exports what happens on all nodes
+        if not starts_controller(options, OPTION, f"{VARIABLE}={url}"):
+            return {}
         if missing():
             raise UsageError(
                 f"{OPTION} needs the packages of OpenTelemetry, which are not installed: install "

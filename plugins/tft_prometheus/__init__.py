@@ -15,7 +15,7 @@ import click
 import structlog
 
 from tft.errors import UsageError
-from tft.spi import RankBeat, hookimpl
+from tft.spi import RankBeat, hookimpl, starts_controller
 from tft_prometheus.address import FILE, Address
 from tft_prometheus.exporter import Exporter
 
@@ -68,13 +68,8 @@ class Plugin:
                 f"{OPTION} needs the package prometheus-client, which is not installed: install it "
                 "with `pip install 'tft-bus[prometheus]'`"
             )
-        if options["led_elsewhere"]:
-            raise UsageError(
-                f"{OPTION} is served by the controller, which `tft lead` runs in this job: set the "
-                f"environment variable {VARIABLE}={text} for `tft lead`, and leave {OPTION} out here"
-            )
-        if options["node_rank"] != 0:
-            return {}  # node 0 runs the controller, and serves the metrics of all nodes
+        if not starts_controller(options, OPTION, f"{VARIABLE}={text}"):
+            return {}
         address.check_free(OPTION)
         return {VARIABLE: address.text(), **_checked(file)}
 

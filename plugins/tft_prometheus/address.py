@@ -2,11 +2,12 @@
 Reads and checks the address of `--metrics`, before any process of the job is started.
 """
 
-import ipaddress
 import socket
 from dataclasses import dataclass
+from typing import Self
 
 from tft.errors import UsageError
+from tft.spi import ListenAddress, read_address
 
 EXAMPLE = "127.0.0.1:9464"
 FILE = "metrics.json"
@@ -16,30 +17,13 @@ _CONSENT = "insecure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class Address(ListenAddress):
     """
     Where the metrics are served.
     """
 
-    host: str
-    port: int
-    """0: a free port is chosen."""
     insecure: bool = False
     """True if the operator has agreed that other machines can read the metrics."""
-
-    @property
-    def target(self) -> str:
-        """
-        The address as Prometheus writes it, such as `127.0.0.1:9464` or `[::1]:9464`.
-        """
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def family(self) -> socket.AddressFamily:
-        """
-        The family of the socket that listens.
-        """
-        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def text(self) -> str:
         """
@@ -48,7 +32,7 @@ class Address:
         return f"{self.target} {_CONSENT}" if self.insecure else self.target
 
     @classmethod
-    def read(cls, text: str, option: str) -> "Address":
+    def read(cls, text: str, option: str) -> Self:
         """
         Return the address that `text` names: ADDRESS:PORT, and `insecure` after a space where other
         machines may read the metrics. `option` is what the text was given to, for the error message.
@@ -57,16 +41,11 @@ class Address:
         word.
         """
         words = text.split()
-        target, insecure = words[0] if words else "", words[1:] == [_CONSENT]
-        host, colon, port = target.rpartition(":")
-        known = len(words) == 1 + insecure and colon and host and port.isdecimal()
-        if not known or int(port) > 65535:
-            raise UsageError(
-                f"{option} {text!r} is not an address: expected is ADDRESS:PORT, such as {EXAMPLE}; "
-                "port 0 chooses a free port"
-            )
-        address = cls(host=host.strip("[]"), port=int(port), insecure=insecure)
-        if not insecure and not _is_loopback(address.host):
+        insecure = words[1:] == [_CONSENT]
+        target = words[0] if len(words) == 1 + insecure else text
+        plain = read_address(target, option, EXAMPLE)
+        address = cls(host=plain.host, port=plain.port, insecure=insecure)
+        if not insecure and not address.loopback:
             raise UsageError(
                 f"{option} {target} can be reached from other machines, and the metrics are not "
                 "encrypted, also with --curve: whoever reaches this address can read the name and "
@@ -90,10 +69,3 @@ class Address:
                 f"{option} {self.target}: the metrics cannot be served there: {refused.strerror}. "
                 "Choose another port, or 0 for a free one"
             ) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

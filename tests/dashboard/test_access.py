@@ -13,12 +13,20 @@ pytest.importorskip("aiohttp")
 
 import aiohttp
 
-from tft.dashboard.access import Access, Address, address_of
+from tft.addresses import ListenAddress, read_address
+from tft.dashboard.access import EXAMPLE, Access
 from tft.dashboard.feed import Feed
 from tft.dashboard.page import Page
 from tft.dashboard.server import serving
 from tft.dashboard.view import View
 from tft.errors import UsageError
+
+
+def address_of(text: str) -> ListenAddress:
+    """
+    Return the address that the option `--listen` names.
+    """
+    return read_address(text, "--listen", EXAMPLE)
 
 
 def shown() -> tuple[Page, Feed]:
@@ -66,7 +74,7 @@ def test_name_of_another_site_is_refused_without_a_token() -> None:
 async def test_page_at_an_open_address_needs_the_token() -> None:
     """When other machines can reach the page, then nothing of it is served without the token. The
     token is taken from the address once, and from a cookie after that."""
-    address = Address(host="0.0.0.0", port=0)
+    address = ListenAddress(host="0.0.0.0", port=0)
     access = Access(address)
     page, feed = shown()
     async with serving(address, access, page, feed) as url:
@@ -92,7 +100,7 @@ async def test_address_that_is_taken_is_refused() -> None:
     """When another process listens at the port, then the command is refused, and says what to do."""
     page, feed = shown()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = Address(host="127.0.0.1", port=taken.getsockname()[1])
+        address = ListenAddress(host="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(UsageError, match="cannot be served there: Address already in use"):
             async with serving(address, Access(address), page, feed):
                 pass
@@ -101,7 +109,7 @@ async def test_address_that_is_taken_is_refused() -> None:
 async def test_browser_that_does_not_read_is_dropped() -> None:
     """When a browser takes no messages, then only a few wait for it, and its connection ends. The
     others get all messages."""
-    address = Address(host="127.0.0.1", port=0)
+    address = ListenAddress(host="127.0.0.1", port=0)
     page, feed = shown()
     async with serving(address, Access(address), page, feed) as url:
         port = int(url.rpartition(":")[2].strip("/"))
@@ -136,7 +144,7 @@ async def until(fact: Callable[[], bool]) -> None:
 async def test_browsers_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """When very many browsers watch, then one more is told so."""
     monkeypatch.setattr("tft.dashboard.feed.MOST", 1)
-    address = Address(host="127.0.0.1", port=0)
+    address = ListenAddress(host="127.0.0.1", port=0)
     page, feed = shown()
     async with (
         serving(address, Access(address), page, feed) as url,

@@ -7,7 +7,6 @@ it from port PORT + 1. The broker stores no messages, only subscriptions. After 
 broker, the participants connect and subscribe again by themselves.
 """
 
-import ipaddress
 import random
 import signal
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import zmq
 
+from tft.addresses import is_loopback
 from tft.bus.zap_auth import ZapAuthenticator
 from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
@@ -79,18 +79,6 @@ def main(
             opened(taken)
         with suppress(zmq.ContextTerminated):
             zmq.proxy(publishers, subscribers)
-
-
-def is_loopback(host: str) -> bool:
-    """
-    Return whether `host` is a loopback address, which only this machine can reach.
-
-    The only host name that counts as loopback is `localhost`.
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # ---------------------------------------------------------------- checks before any port is opened

@@ -7,7 +7,8 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from tft.bus.broker import is_loopback, unused_ports
+from tft.addresses import is_loopback
+from tft.bus.broker import unused_ports
 from tft.config import BROKER_PORTS, RUN_OPTIONS
 from tft.errors import AddressTaken, UsageError
 

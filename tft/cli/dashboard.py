@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from tft.addresses import read_address
 from tft.cli.parts import run_dir_option, until_left
-from tft.dashboard.access import LOOPBACK, Access, address_of
+from tft.dashboard.access import EXAMPLE, LOOPBACK, Access
 from tft.errors import UsageError
 from tft.launcher.exit_codes import COMPLETED
 from tft.launcher.records import read_records
@@ -42,7 +43,7 @@ def dashboard_command() -> click.Command:
 
 
 async def _dashboard(run_dir: Path, listen: str) -> int:
-    address = address_of(listen)
+    address = read_address(listen, "--listen", EXAMPLE)
     _check_installed()
     # imported here, because they need the packages of the extra
     from tft.dashboard.feed import Feed

@@ -6,50 +6,12 @@ browsers may ask for it.
 import hmac
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from tft.bus.broker import is_loopback
-from tft.errors import UsageError
+from tft.addresses import ListenAddress, is_loopback
 
 LOOPBACK = "127.0.0.1:0"
 """Where the page is served unless another address is named: for this machine alone, at a free port."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """
-    Where the page is served.
-    """
-
-    host: str
-    port: int
-    """0: a free port is chosen."""
-
-    @property
-    def loopback(self) -> bool:
-        """
-        True if only this machine can reach the address.
-        """
-        return is_loopback(self.host)
-
-    def url(self, port: int) -> str:
-        """
-        Return the address as a browser takes it. `port` is the port at which the page is served.
-        """
-        return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
-
-
-def address_of(text: str) -> Address:
-    """
-    Return the address that the option `--listen` names. Raises `UsageError` if it is none.
-    """
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) <= 65535):
-        raise UsageError(
-            f"--listen {text!r} is not an address: expected is ADDRESS:PORT, such as "
-            "127.0.0.1:8080; port 0 chooses a free port"
-        )
-    return Address(host=host.strip("[]"), port=int(port))
+EXAMPLE = "127.0.0.1:8080"
 
 
 class Access:
@@ -61,7 +23,7 @@ class Access:
     rebinding). At any other address, each request must bring the token.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ListenAddress) -> None:
         self.token = "" if address.loopback else secrets.token_urlsafe(32)
         """The token. Empty: none is needed."""
 

@@ -6,10 +6,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tft.dashboard.access import Access, Address
+from tft.addresses import ListenAddress
+from tft.dashboard.access import Access
 from tft.dashboard.feed import Client, Feed
 from tft.dashboard.page import Page
 from tft.errors import UsageError
@@ -44,7 +46,9 @@ _HEADERS = {
 
 
 @asynccontextmanager
-async def serving(address: Address, access: Access, page: Page, feed: Feed) -> AsyncIterator[str]:
+async def serving(
+    address: ListenAddress, access: Access, page: Page, feed: Feed
+) -> AsyncIterator[str]:
     """
     Serve the page while the context is open, and yield its URL. Raises `UsageError` if nothing can
     be served at the address.
@@ -59,14 +63,14 @@ async def serving(address: Address, access: Access, page: Page, feed: Feed) -> A
     await runner.setup()
     try:
         await SockSite(runner, listener).start()
-        yield f"{address.url(port)}/{f'?token={access.token}' if access.token else ''}"
+        served = replace(address, port=port).target
+        yield f"http://{served}/{f'?token={access.token}' if access.token else ''}"
     finally:
         await runner.cleanup()
 
 
-def _listener(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def _listener(address: ListenAddress) -> socket.socket:
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # accepted connections inherit the size
@@ -75,8 +79,7 @@ def _listener(address: Address) -> socket.socket:
     except OSError as refused:
         listener.close()
         raise UsageError(
-            f"--listen {address.url(address.port).removeprefix('http://')}: the page cannot be "
-            f"served there: {refused.strerror or refused}. Choose an address of this machine and "
+            f"--listen {address.target}: the page cannot be served there: {refused.strerror or refused}. Choose an address of this machine and "
             "a free port, or port 0"
         ) from None
     return listener

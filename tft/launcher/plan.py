@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
+from tft.addresses import is_loopback
 from tft.agent.settings import Placed, StartedElsewhere
-from tft.bus.broker import is_loopback
 from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
 from tft.checkpoint import checkpoint_store_of, newest

@@ -6,6 +6,7 @@ package contains the hook specifications, the markers for hooks, the types that 
 helpers for adaptors. A program that starts ranks itself also imports `tft.spi.launcher`.
 """
 
+from tft.addresses import ListenAddress, read_address
 from tft.clock import Clock, SystemClock
 from tft.files import sync, write_whole
 from tft.keys import share_keys
@@ -29,6 +30,7 @@ from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.digests import digest_parts
 from tft.spi.faults import TrainingFault
 from tft.spi.markers import hookimpl, hookspec
+from tft.spi.options import starts_controller
 from tft.spi.plugin import PluginSpecs
 from tft.spi.state import StateHooks, TrainingState, part_digests
 from tft.spi.types import (
@@ -71,6 +73,7 @@ __all__ = [
     "GroupStanding",
     "IncidentView",
     "LauncherStore",
+    "ListenAddress",
     "LoggerJob",
     "Made",
     "Noticed",
@@ -104,7 +107,9 @@ __all__ = [
     "hookspec",
     "pack",
     "part_digests",
+    "read_address",
     "share_keys",
+    "starts_controller",
     "sync",
     "unpack",
     "write_whole",

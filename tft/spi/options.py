@@ -1,0 +1,28 @@
+"""
+Help for plugins whose options of `tft run` are for the controller.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tft.errors import UsageError
+
+
+def starts_controller(
+    options: Mapping[str, Any],  # Any: the options of the command line have values of several types
+    option: str,
+    setting: str,
+) -> bool:
+    """
+    Return True if this `tft run` starts the controller, for which the option `option` is. The other
+    nodes of the job ignore the option. `options` are those that the hook `tft_environment` gets.
+
+    Raises `UsageError` if `tft lead` runs the controller. The error tells the user to set `setting`
+    (VARIABLE=VALUE) in the environment of `tft lead`.
+    """
+    if options["led_elsewhere"]:
+        raise UsageError(
+            f"{option} is for the controller, which `tft lead` runs in this job: set the "
+            f"environment variable {setting} for `tft lead`, and leave {option} out here"
+        )
+    return bool(options["node_rank"] == 0)
