@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tft.spi import FaultKind, Numbers, StateHooks, hookimpl
+from tft.spi import FaultKind, Numbers, SliceContent, StateHooks, hookimpl
 from tft_mindspore.process import groups, model_train
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
 tft_compare = _hooks.tft_compare
 tft_generators = _hooks.tft_generators
+
+
+@hookimpl
+def tft_slices(shard: str) -> SliceContent:
+    return _hooks.state().slices(shard)
 
 
 @hookimpl

@@ -4,6 +4,7 @@ passes to `session.adopt`. This module checks these objects, captures and restor
 gives tft the state that is sent to other ranks.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mindspore.communication import GlobalComm
 from mindspore.nn import Cell
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
+from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
 from tft_mindspore import checkpoints
 from tft_mindspore.memory import digest, drop_unfinished_backward
 from tft_mindspore.rank_local_state import RankLocalState
@@ -25,6 +26,9 @@ _PARTS = frozenset(
 )
 
 log = structlog.get_logger()
+
+_LISTED = itertools.count()
+"""A counter that gives a new number to each buffer in each result of `Adopted.slices`."""
 
 
 def begun() -> str | None:
@@ -212,12 +216,20 @@ class Adopted:
         Return a digest of each part of a shard, by the name of the part, for comparison with the
         other holders of the shard. A part that may differ between ranks has an empty digest.
         """
-        parameters = self._shard(shard).parameters
-        # Do not compare settings such as the learning rate, because a script may change a setting
-        # in a step that only some ranks have begun.
-        own = [*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))]
-        parts = part_digests(self.give(shard), dict.fromkeys(own, True))
+        parts = part_digests(self.give(shard), dict.fromkeys(self._own(shard), True))
         return {**parts, "description": ""}
+
+    def slices(self, shard: str) -> SliceContent:
+        """
+        Return that content of a shard which is equal on all holders of the shard. The holders
+        compare this content while the job trains.
+        """
+        own = self._own(shard)
+        kept = tuple(buffer for buffer in self.give(shard).buffers if buffer.name not in own)
+        # Give the buffers new numbers each time: MindSpore carries out operations later, and only
+        # `give` waits for them. So tft must not read the buffers of one step in another step.
+        identity = tuple(next(_LISTED) for _ in kept)
+        return SliceContent(head=b"", buffers=kept, identity=identity)
 
     def generators(self) -> dict[str, str]:
         """
@@ -238,6 +250,15 @@ class Adopted:
             **{name: digest(other.state_dict(), {}) for name, other in self._others.items()},
             **self._local_state.digests(),
         }
+
+    def _own(self, shard: str) -> set[str]:
+        """
+        Return the names of the parameters of a shard that are not compared with other ranks.
+        """
+        parameters = self._shard(shard).parameters
+        # Do not compare settings such as the learning rate, because a script may change a setting
+        # in a step that only some ranks have begun.
+        return {*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))}
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shards:

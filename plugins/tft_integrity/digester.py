@@ -22,6 +22,7 @@ class Digester:
     def __init__(self, session: SessionView, of: int) -> None:
         self._session = session
         self._of = of
+        session.compare_slices(of)
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._busy = False
@@ -32,7 +33,7 @@ class Digester:
         Digest the next slice of each shard, at the end of `step`. Large slices are digested on the
         separate thread.
         """
-        work = self._session.digest_slice(step % self._of, self._of)
+        work = self._session.digest_slice(step % self._of)
         if work is None:
             return
         if self._thread is None and not self._start():

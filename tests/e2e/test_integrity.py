@@ -199,3 +199,16 @@ def test_no_alarm_in_ten_thousand_steps(tmp_path: Path) -> None:
     how = {"arguments": ("--steps", "10000"), "limit": 1700}
     outcome = train(tmp_path / "run", 3, *COMPARED, **how)
     assert (outcome.code, outcome.incidents) == (0, []), outcome.output
+
+
+@pytest.mark.soak
+def test_adaptor_that_cannot_list_its_memory_is_refused(tmp_path: Path) -> None:
+    """When copies are to be compared and the adaptor cannot list the memory of its shards, then no
+    step is trained, and the message names the option."""
+    script = ROOT / "tests" / "e2e" / "fake_job.py"
+    outcome = run(
+        tmp_path / "run", "--adaptor", "fake", *COMPARED, script=script, arguments=("5",), nproc=2
+    )
+    assert outcome.code not in (0, 3), outcome.output
+    assert "would be compared while the job trains: run without --integrity" in outcome.output
+    assert outcome.rows() == {}

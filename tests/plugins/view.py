@@ -21,7 +21,12 @@ class View:
     evaluating: bool = False
     incarnations: Mapping[int, int] = field(default_factory=dict)
 
-    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+    def compare_slices(self, of: int) -> None:
+        """
+        Compare nothing.
+        """
+
+    def digest_slice(self, number: int) -> Callable[[], None] | None:
         """
         Digest nothing.
         """

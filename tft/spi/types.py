@@ -503,13 +503,21 @@ class SessionView(Protocol):
         """By rank: the incarnation of the rank's process, as the last order of the controller said.
         A rank that is missing still has its first process (incarnation 0)."""
 
-    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+    def compare_slices(self, of: int) -> None:
+        """
+        Cut each shard into `of` slices, which `digest_slice` digests one by one. A job whose adaptor
+        cannot list the memory of shards (`tft_slices`) is then refused when its training begins.
+
+        Call this method in the hook `tft_opened`.
+        """
+
+    def digest_slice(self, number: int) -> Callable[[], None] | None:
         """
         Digest one slice of every shard that several ranks hold, and send the digests to the
         controller, which compares them with those of the other holders.
 
-        Each shard is cut into `of` slices, and `number`, from 0, says which slice is digested. Call
-        this method in the hook `tft_on_step_ended`. If the result is None, the digests have been
+        `number`, from 0, says which of the slices is digested (see `compare_slices`). Call this
+        method in the hook `tft_on_step_ended`. If the result is None, the digests have been
         computed. If the slice is large, the result is a function that computes the digests. Call
         the function on any thread. It must return before the hook `tft_on_state_released` returns.
         """

@@ -378,12 +378,18 @@ class Session:
         """
         self._loop.expect(seconds)
 
-    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+    def compare_slices(self, of: int) -> None:
         """
-        Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
-        to the controller; see `tft.spi.SessionView`.
+        Let the controller compare copies while the job trains; see `tft.spi.SessionView`.
         """
         self._control.compared.cycle = of
+
+    def digest_slice(self, number: int) -> Callable[[], None] | None:
+        """
+        Digest one slice of every shard that several ranks hold, and send the digests to the
+        controller; see `tft.spi.SessionView`.
+        """
+        of = self._control.compared.cycle
         work = self._hands.slices.digest(self._gate.completed, number, of)
         if work is not None and not self._loop.tails:
             # digest the slice now: in a loop that does not mark the ends of its steps, code after
@@ -422,6 +428,11 @@ class Session:
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
         self._hands.slices.begin(shards)
+        if self._control.compared.wanted and not self._hands.slices.listable:
+            raise UsageError(
+                f"the adaptor {self.adaptor!r} cannot list the memory of its shards (tft_slices), so "
+                "no copies would be compared while the job trains: run without --integrity"
+            )
         self._loop.begin(shards, asynchronous=bool(self._hook.tft_asynchronous()))
         self._control.report(
             Ready(

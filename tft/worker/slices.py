@@ -89,12 +89,11 @@ class Slices:
         """The number of listings in a row in which every buffer was at the same place in memory."""
 
     @property
-    def present(self) -> bool:
+    def listable(self) -> bool:
         """
-        True if this rank has slices to digest: the adaptor can list the memory of shards, and
-        another rank holds a copy of a shard of this rank.
+        True if the adaptor can list the memory of shards.
         """
-        return bool(self._shards and self._list is not None)
+        return self._list is not None
 
     def begin(self, shards: Sequence[ShardCopies]) -> None:
         """
@@ -133,8 +132,8 @@ class Slices:
         digests. The caller may run this function on any thread, but must wait for its end before
         the state changes. Return None if the digests are posted already.
         """
-        if not self.present:
-            return None
+        if not self._shards:
+            return None  # no other rank has a copy of a shard of this rank
         self._list_again(number, of)
         contributed = None if self._contribution is None else self._contribution()
         if contributed is not None:
