@@ -5,6 +5,7 @@ Hang detection: learnt limits, silence of nodes, and the choice of the rank that
 from dataclasses import (
     replace,
 )
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tft.core.job.policy import (
 from tft.core.link.hang_detection import (
     HangDetection,
 )
+from tft.core.link.step_times import StepTimes
 from tft.protocol.messages import (
     Beat,
     Kill,
@@ -49,11 +51,30 @@ def beat(
     return Beat(node=0, pulses=(pulse,), at=at)
 
 
-def learnt(seconds: float) -> tuple[HangDetection, float]:
+class Watch:
+    """
+    A hang detection with its step times.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.times = StepTimes()
+        self.detection = HangDetection(policy, self.times)
+
+    def __getattr__(self, name: str) -> Any:  # Any: an attribute of the hang detection
+        return getattr(self.detection, name)
+
+    def heard(self, beat: Beat, at: float) -> float | None:
+        """
+        Let both hear a beat.
+        """
+        return self.detection.heard(beat, self.times.heard(beat), at)
+
+
+def learnt(seconds: float) -> tuple[Watch, float]:
     """
     Return a hang detection that has seen 12 steps of this length, and the current time.
     """
-    watch, at = HangDetection(POLICY), 0.0
+    watch, at = Watch(POLICY), 0.0
     for step in range(12):
         at = step * seconds
         assert watch.heard(beat(at, step), at) is None
@@ -70,7 +91,7 @@ def test_limit_is_learnt_from_the_step_times() -> None:
 def test_limit_is_three_times_the_longest_recent_step() -> None:
     """When one of the last 64 steps was long, then the limit for a stall is three times its length.
     After 64 more steps the long step no longer counts."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     for step in range(1, 65):
         at = 10.0 + (step - 1) * 0.1
@@ -82,7 +103,7 @@ def test_limit_is_three_times_the_longest_recent_step() -> None:
 
 def test_several_steps_between_two_beats_share_the_time() -> None:
     """When ten steps end within 0.5 s between two beats, then a step time of 0.05 s is learnt."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     for count in range(8):
         watch.heard(beat(count * 0.5, count * 10), count * 0.5)
     assert watch.limit() == 1.0
@@ -91,7 +112,7 @@ def test_several_steps_between_two_beats_share_the_time() -> None:
 def test_movement_within_a_step_does_not_shorten_the_step_time() -> None:
     """When a rank moves twice in each step of half a second, then a step time of half a second is
     learnt."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     for count in range(20):
         watch.heard(beat(count * 0.25, count // 2), count * 0.25)
     assert watch.limit() == 10.0
@@ -100,7 +121,7 @@ def test_movement_within_a_step_does_not_shorten_the_step_time() -> None:
 def test_limit_is_learnt_after_five_steps() -> None:
     """When four steps are done, then the limit is the limit of a first step. After five steps the
     learnt limit applies."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     for step in range(5):
         watch.heard(beat(step * 0.5, step), step * 0.5)
     assert watch.limit() == 600.0
@@ -111,7 +132,7 @@ def test_limit_is_learnt_after_five_steps() -> None:
 def test_time_of_a_replacement_is_not_learnt_as_a_step_time() -> None:
     """When a rank continues in another process after 50 s, then these 50 s are not learnt as a step
     time. The next step of the new process is learnt."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     for step in range(5):
         watch.heard(beat(step * 0.5, step), step * 0.5)
     watch.heard(beat(52.0, 4, incarnation=1), 52.0)
@@ -124,7 +145,7 @@ def test_time_of_a_replacement_is_not_learnt_as_a_step_time() -> None:
 def test_limit_before_any_step_allows_compilation() -> None:
     """When no step time is known, then the limit is the limit of a first step, which may include
     compilation."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     assert watch.limit() == 600.0
 
@@ -152,7 +173,7 @@ def test_silence_begins_anew_after_two_seconds_without_a_beat() -> None:
     """When two beats of a node are two seconds apart, then the silence of its ranks counts from the
     second beat. The result is the same for any node clock."""
     for ours in (0.0, 1_000_000.0, -1_000_000.0):
-        watch = HangDetection(POLICY)
+        watch = Watch(POLICY)
         for step in range(100, 112):
             watch.heard(beat(step * 0.05, step), ours + step * 0.05)
         assert watch.limit() == 1.0
@@ -222,7 +243,7 @@ def test_silence_counts_from_the_resume_with_any_node_clock() -> None:
     """When no rank moves after an incident of ten seconds, then the stall is detected once the
     limit has passed since the resume. The result is the same for any node clock."""
     for ours in (0.0, 1_000_000.0, -1_000_000.0):
-        watch = HangDetection(POLICY)
+        watch = Watch(POLICY)
         for step in range(100, 112):
             watch.heard(beat(step * 0.125, step), ours + step * 0.125)
         for count in range(20):
@@ -277,7 +298,7 @@ def test_a_lost_node_that_had_announced_a_phase_hides_no_hang() -> None:
 def test_a_controller_that_was_blocked_gives_up_no_node() -> None:
     """When the controller has not looked for longer than a heartbeat may take, then nodes whose
     heartbeats it has not read yet are not lost."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     for node in (0, 1):
         watch.heard(Beat(node=node, pulses=(), at=0.0), 0.0)
     assert watch.silent(0.1) == []
@@ -306,7 +327,7 @@ def test_first_step_after_a_resume_has_ten_times_the_limit() -> None:
 def test_node_is_lost_only_while_another_node_is_heard() -> None:
     """When all nodes are silent, then the bus is the cause and no node is lost. When one node is
     silent, then that node is lost."""
-    watch = HangDetection(POLICY)
+    watch = Watch(POLICY)
     watch.heard(beat(0.0, 1), 0.0)
     assert watch.silent(60.0) == []
     other = Beat(node=1, pulses=(), at=60.0)
@@ -317,19 +338,19 @@ def test_node_is_lost_only_while_another_node_is_heard() -> None:
 
 def test_no_node_is_lost_before_the_first_beat() -> None:
     """When no node has sent a beat, then no node is lost."""
-    assert HangDetection(POLICY).silent(60.0) == []
+    assert Watch(POLICY).silent(60.0) == []
 
 
 def test_limit_for_a_silent_node_comes_from_the_policy() -> None:
     """When the policy sets the limit for a silent node, then the hang detection gives this limit to
     callers. The report of a lost node states it."""
-    assert HangDetection(Policy(node_silence=7.0)).node_silence == 7.0
+    assert Watch(Policy(node_silence=7.0)).node_silence == 7.0
 
 
 def test_node_that_never_sends_a_beat_is_lost() -> None:
     """When three nodes have joined and one of them sends no beat for more than ten seconds, then
     only this node is lost."""
-    watch = HangDetection(Policy(node_silence=10.0))
+    watch = Watch(Policy(node_silence=10.0))
     for node in (0, 1, 2):
         watch.expect(node, 0.0)
     watch.heard(Beat(node=1, pulses=(), at=5.0), 5.0)
@@ -342,7 +363,7 @@ def test_node_that_never_sends_a_beat_is_lost() -> None:
 def test_no_node_is_lost_when_all_beats_stopped_over_a_second_ago() -> None:
     """When the last beat of any node is at most one second old, then a silent node is lost. When it
     is older, then no node is lost."""
-    watch = HangDetection(Policy(node_silence=10.0))
+    watch = Watch(Policy(node_silence=10.0))
     for node, at in ((0, 0.0), (1, 60.0)):
         watch.heard(Beat(node=node, pulses=(), at=at), at)
     assert watch.silent(61.5) == []
@@ -353,7 +374,7 @@ def test_hang_is_detected_with_any_node_clock() -> None:
     """When the clock of a node differs from the controller's clock, then a hang is detected at the
     usual limit, before and after a resume. A reset of the node's clock is no hang."""
     for ours in (1_000_000.0, -1_000_000.0):
-        watch = HangDetection(POLICY)
+        watch = Watch(POLICY)
         for step in range(12):
             assert watch.heard(beat(step * 0.5, step), ours + step * 0.5) is None
         watch.resumed(ours + 5.5)
@@ -369,7 +390,7 @@ def test_hang_is_detected_with_any_node_clock() -> None:
 def test_all_silent_nodes_are_found_in_order() -> None:
     """When only the first and the last of four nodes are still heard, then the two nodes between
     them are returned in order."""
-    watch = HangDetection(Policy(node_silence=10.0))
+    watch = Watch(Policy(node_silence=10.0))
     for at, nodes in ((0.0, (0, 1, 2, 3)), (1.0, (0, 2, 3)), (2.0, (0, 1, 3)), (12.5, (0, 3))):
         for node in nodes:
             watch.heard(Beat(node=node, pulses=(), at=at), at)

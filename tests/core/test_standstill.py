@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tft.core.link.standstill import ANSWER, LONGER, MARGIN, STEPS, Standstill, odd_ranks
+from tft.core.link.step_times import StepTimes
 from tft.protocol.messages import Beat, GroupStanding, Position, Pulse, Whereabouts
 
 BEAT = 0.1
@@ -51,18 +52,44 @@ def group(
     )
 
 
-def trained(steps: int = 10, each: float = 0.2) -> tuple[Standstill, float]:
+class Watched:
+    """
+    A job that is watched for a standstill, with its step times.
+    """
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self.standstill = Standstill(self.times)
+        self.limit = self.standstill.limit
+        self.answered = self.standstill.answered
+        self.finding = self.standstill.finding
+
+    def resumed(self, at: float) -> None:
+        """
+        Let both know that training begins.
+        """
+        self.times.resumed()
+        self.standstill.resumed(at)
+
+    def heard(self, beat: Beat, at: float) -> bool:
+        """
+        Let both hear a beat.
+        """
+        return self.standstill.heard(beat, self.times.heard(beat), at)
+
+
+def trained(steps: int = 10, each: float = 0.2) -> tuple[Watched, float]:
     """
     Return a job that has trained some steps, and the time of the last one.
     """
-    job = Standstill()
+    job = Watched()
     job.resumed(0.0)
     for step in range(steps):
         assert not job.heard(beat(step * each, step, step * each), step * each)
     return job, (steps - 1) * each
 
 
-def stand(job: Standstill, since: float, until: float, step: int = 9) -> float | None:
+def stand(job: Watched, since: float, until: float, step: int = 9) -> float | None:
     """
     Let a job stand still, with a beat every 0.1 s. Return when the ranks were asked, or None.
     """
@@ -86,7 +113,7 @@ def test_ranks_are_asked_once_after_three_steps() -> None:
 
 def test_nobody_is_asked_before_step_times_are_known() -> None:
     """When the first steps take long, then nobody is asked."""
-    job = Standstill()
+    job = Watched()
     job.resumed(0.0)
     assert stand(job, 0.0, 500.0, step=0) is None
 
@@ -127,7 +154,7 @@ def test_the_finding_waits_for_all_answers() -> None:
     job, last = trained()
     at = stand(job, last, last + 10)
     assert at is not None
-    job.answered(standing(0, inquiry=job.number + 1), at)
+    job.answered(standing(0, inquiry=job.standstill.number + 1), at)
     job.answered(standing(0), at)
     assert job.finding(at + ANSWER / 2) is None
     job.answered(standing(1, waiting=False), at)

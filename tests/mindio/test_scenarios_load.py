@@ -13,6 +13,7 @@ from tests.mindio.test_jobs import HALVES, assert_same
 from tft.bus.ports import free_address
 from tft.core.job.policy import Policy
 from tft.core.link.hang_detection import HangDetection
+from tft.core.link.step_times import StepTimes
 from tft.protocol.codec import decode, encode
 from tft.protocol.messages import Beat, Envelope, Position, Pulse
 from tft.testing.scripted import ScriptedJob
@@ -73,7 +74,8 @@ def beat(node: int, turn: int) -> bytes:
 def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
     """When 1,250 nodes of eight ranks send beats, and one of them falls silent, then this node is
     reported when its time limit has passed, and no other node is reported."""
-    watch = HangDetection(Policy(node_silence=1.0))
+    times = StepTimes()
+    watch = HangDetection(Policy(node_silence=1.0), times)
     named = {}
     for turn in range(14):
         now = turn / 10
@@ -81,7 +83,7 @@ def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
             if node != 700 or turn == 0:
                 message = decode(beat(node, turn)).message
                 assert isinstance(message, Beat)
-                assert watch.heard(message, now) is None
+                assert watch.heard(message, times.heard(message), now) is None
                 if silent := watch.silent(now):
                     named[turn] = silent
     assert named == {11: [700]}

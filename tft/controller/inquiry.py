@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from tft.core.link.standstill import Finding, Standstill
+from tft.core.link.step_times import Moves, StepTimes
 from tft.files import write_whole
 from tft.protocol.messages import Beat, Inquire, Whereabouts
 
@@ -31,11 +32,13 @@ class Inquiry:
     `ask` publishes a question, and `tell` tells operators about an event.
     """
 
-    def __init__(self, run_dir: Path, ask: Callable[[Inquire], None], tell: Tell) -> None:
+    def __init__(
+        self, run_dir: Path, times: StepTimes, ask: Callable[[Inquire], None], tell: Tell
+    ) -> None:
         self._logs = run_dir / "logs"
         self._ask = ask
         self._tell = tell
-        self._standstill = Standstill()
+        self._standstill = Standstill(times)
 
     def resumed(self, at: float) -> None:
         """
@@ -43,11 +46,11 @@ class Inquiry:
         """
         self._standstill.resumed(at)
 
-    def heard(self, beat: Beat, at: float, epoch: int) -> None:
+    def heard(self, beat: Beat, moves: Moves, at: float, epoch: int) -> None:
         """
-        Record a beat, and ask the ranks if no rank has made progress for long.
+        Record a beat with its `moves`, and ask the ranks if no rank has made progress for long.
         """
-        if self._standstill.heard(beat, at):
+        if self._standstill.heard(beat, moves, at):
             self._ask(Inquire(epoch=epoch, number=self._standstill.number))
         self._conclude(at)
 

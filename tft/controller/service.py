@@ -37,6 +37,7 @@ from tft.core.link.final_steps import FinalSteps
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
+from tft.core.link.step_times import StepTimes
 from tft.errors import StoryCorrupt
 from tft.limits import raise_open_files
 from tft.plugins import load_plugins
@@ -94,6 +95,7 @@ class _Beats:
     as a standstill. The objects read no clock. `inquiry` sends messages, and `progress` writes a file.
     """
 
+    times: StepTimes
     hang_detection: HangDetection
     connections: Connections
     inquiry: Inquiry
@@ -122,10 +124,12 @@ class Controller:
         """The number of events that could not be read because the story (the record of all events)
         is damaged."""
         self._machine, opened = self._begin()
+        times = StepTimes()
         self._beats = _Beats(
-            hang_detection=HangDetection(opened.policy),
+            times=times,
+            hang_detection=HangDetection(opened.policy, times),
             connections=Connections(self._machine.node_of),
-            inquiry=Inquiry(settings.run_dir, self._publish, self._remark),
+            inquiry=Inquiry(settings.run_dir, times, self._publish, self._remark),
             progress=ProgressFile(settings.run_dir / "progress.jsonl", opened),
         )
         # an earlier controller has told the plugins its closed incidents, and where the ranks began
@@ -328,7 +332,8 @@ class Controller:
 
     def _beat(self, beat: Beat) -> None:
         now = self._clock.now()
-        silence = self._beats.hang_detection.heard(beat, now)
+        moves = self._beats.times.heard(beat)
+        silence = self._beats.hang_detection.heard(beat, moves, now)
         if silence is not None and self._machine.state in WATCHED:
             self._feed(Stalled(at=now, silence=silence, limit=self._beats.hang_detection.limit()))
             self._beats.hang_detection.resumed(now)
@@ -339,7 +344,7 @@ class Controller:
         self._beats.progress.beat(beat, now)
         self._beats.connections.heard(beat.node, now)
         if self._machine.state is State.HEALTHY:
-            self._beats.inquiry.heard(beat, now, self._machine.epoch)
+            self._beats.inquiry.heard(beat, moves, now, self._machine.epoch)
         while self._machine.state not in SETTLED and (
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):

@@ -13,6 +13,7 @@ from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.leases import Lease
 from tft.core.link.slice_comparison import SliceComparison
+from tft.core.link.step_times import StepTimes
 from tft.protocol.messages import (
     Advised,
     Beat,
@@ -98,7 +99,8 @@ class Leader:
         """True when the standbys cannot hear this controller."""
         self.machine = opened(stage.schedule).machine()
         self._inbox = Inbox()
-        self._hang_detection = HangDetection(stage.schedule.policy)
+        self._times = StepTimes()
+        self._hang_detection = HangDetection(stage.schedule.policy, self._times)
         self._slices = SliceComparison()
         # each controller waits for a different time, so that not all standbys claim the epoch at
         # once
@@ -178,7 +180,7 @@ class Leader:
         if not self.leads:
             return
         now = self._stage.clock.now
-        silence = self._hang_detection.heard(beat, now)
+        silence = self._hang_detection.heard(beat, self._times.heard(beat), now)
         if silence is not None and self.machine.state in WATCHED:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)

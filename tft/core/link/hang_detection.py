@@ -1,44 +1,33 @@
 """
-Detect silent nodes, and detect that no rank makes progress. The detector learns the step times of
-the job from the heartbeats (`Beat`) of the nodes. A standstill longer than these times allow is a
-stall. The code is pure: it reads no clock and does no I/O.
+Detect silent nodes, and detect that no rank makes progress. A standstill longer than the step times
+of the job allow is a stall. The code is pure: it reads no clock and does no I/O.
 
 A job sends tens of thousands of heartbeats, so they are not events of the job machine (the state
 machine that makes the decisions of the controller). Only a stall or a silent node is such an event.
 """
 
 import math
-from collections import deque
 from itertools import takewhile
-from statistics import median
 
 from tft.core.job.policy import Policy
-from tft.core.link.newest_move import NEVER, NewestMove
+from tft.core.link.newest_move import NewestMove
+from tft.core.link.step_times import Moves, StepTimes
 from tft.protocol.messages import Beat
 
-LEARNT = 5
-"""The number of step times that must be measured before the limit for a stall is computed from the
-step times. The first steps are slow, because caches are cold."""
 ASLEEP = 1.0
 """The longest time in seconds between two heartbeats of a running node. A longer gap means that the
 whole node was paused, so the gap does not count as a stall of its ranks."""
-REMEMBERED = 64
-"""The number of the latest step times that are remembered. The number is large enough for a stable
-median, and small enough to follow a job whose steps become faster or slower."""
 
 
 class HangDetection:
     """
     Detects silent nodes and stalls of one job. The controller passes every heartbeat to this
-    object, and learns in return whether the job stands still.
+    object, and learns in return whether the job stands still. `times` are the step times of the job.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, times: StepTimes) -> None:
         self._policy = policy
-        self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        # for each rank: the incarnation and the step in its last heartbeat, and the time of this
-        # step
-        self._last: dict[int, tuple[int, int, float]] = {}
+        self._times = times
         self._moved = NewestMove()
         self._warming = False
         # for each node: the local time at which its last heartbeat arrived. The node that has been
@@ -63,12 +52,12 @@ class HangDetection:
         Return how many seconds the job may stand still before this counts as a stall. The job
         stands still while no rank makes progress.
         """
-        if len(self._durations) < LEARNT:
+        if not self._times.known:
             return self._policy.first_step
         learnt = max(
             self._policy.stall_floor,
-            self._policy.stall_factor * median(self._durations),
-            3 * max(self._durations),
+            self._policy.stall_factor * self._times.median,
+            3 * self._times.longest,
         )
         return learnt * (self._policy.warming if self._warming else 1.0)
 
@@ -78,7 +67,7 @@ class HangDetection:
         and the first step afterwards may take longer than others.
         """
         self._moved.not_before(at)
-        self._last.clear()
+        self._times.resumed()
         self._warming = True
 
     def expect(self, node: int, at: float) -> None:
@@ -95,11 +84,11 @@ class HangDetection:
         self._beats.pop(node, None)
         self._moved.leave(node)
 
-    def heard(self, beat: Beat, at: float) -> float | None:
+    def heard(self, beat: Beat, moves: Moves, at: float) -> float | None:
         """
-        Record a heartbeat that arrived at time `at`. Return the seconds since the last progress of
-        any rank, if they are more than `limit` allows and a rank of this node is training.
-        Otherwise return None.
+        Record a heartbeat that arrived at time `at`, with its `moves`. Return the seconds since the
+        last progress of any rank, if they are more than `limit` allows and a rank of this node is
+        training. Otherwise return None.
 
         The time of the heartbeat is taken from the clock of the node, not from its arrival, because
         a restarted broker may deliver heartbeats late although no rank hangs. The offset between
@@ -115,21 +104,11 @@ class HangDetection:
         if beat.at - before > ASLEEP:
             self._moved.not_before(beat.at + offset)
         self._sent[beat.node] = beat.at
-        training = [pulse for pulse in beat.pulses if pulse.training]
-        newest = NEVER
-        for pulse in training:
-            moved = min(pulse.moved, beat.at)  # the time of a step is never one in the future
-            last = self._last.get(pulse.rank)
-            step = pulse.position.step
-            if last is not None and last[0] == pulse.incarnation and step > last[1]:
-                self._durations.append((moved - last[2]) / (step - last[1]))
-                self._warming = False
-            if last is None or last[:2] != (pulse.incarnation, step):
-                self._last[pulse.rank] = (pulse.incarnation, step, moved)
-            newest = max(newest, pulse.moved + offset)
-        self._moved.heard(beat.node, newest)
+        if moves.completed:
+            self._warming = False
+        self._moved.heard(beat.node, moves.newest + offset)
         silence = beat.at + offset - self._moved.at
-        return silence if training and silence > self.limit() else None
+        return silence if moves.training and silence > self.limit() else None
 
     def silent(self, at: float) -> list[int]:
         """

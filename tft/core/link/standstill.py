@@ -7,18 +7,14 @@ ranks of a process group must enter the same collectives in the same order. So t
 entered fewer collectives than the others hold these up, or those that have entered another one.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from tft.core.link.newest_move import NEVER, NewestMove
+from tft.core.link.newest_move import NewestMove
+from tft.core.link.step_times import Moves, StepTimes
 from tft.protocol.messages import Beat, GroupStanding, Whereabouts
 
-LEARNT = 5
-"""The number of step times that must be known before ranks are asked. The first steps are slow."""
-REMEMBERED = 64
-"""The number of step times that are remembered."""
 STEPS = 3.0
 """Ranks are asked when none has made progress for so many median step times and `MARGIN` seconds."""
 MARGIN = 0.5
@@ -58,14 +54,12 @@ class Finding:
 
 class Standstill:
     """
-    Watches the beats of a job for a standstill, and judges the answers of the ranks.
+    Watches the beats of a job for a standstill, and judges the answers of the ranks. `times` are the
+    step times of the job, and its ranks that train.
     """
 
-    def __init__(self) -> None:
-        self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        self._last: dict[int, tuple[int, int, float]] = {}
-        """For each rank that trains: its incarnation, its step, and when it completed this step, by
-        the clock of its node."""
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
         self._moved = NewestMove()
         """The time of the last progress of any rank, by the clock of the controller."""
         self._longest = 0.0
@@ -87,31 +81,18 @@ class Standstill:
         """
         self._moved.forget()
         self._moved.not_before(at)
-        self._last.clear()
         self._asked = False
 
-    def heard(self, beat: Beat, at: float) -> bool:
+    def heard(self, beat: Beat, moves: Moves, at: float) -> bool:
         """
-        Record a beat that has arrived at the time `at`. Return True if all ranks must be asked now
-        where they stand.
+        Record a beat that has arrived at the time `at`, with its `moves`. Return True if all ranks
+        must be asked now where they stand.
         """
-        newest = NEVER
-        for pulse in beat.pulses:
-            step, last = pulse.position.step, self._last.get(pulse.rank)
-            moved = min(pulse.moved, beat.at)  # the time of a step is never one in the future
-            if not pulse.training:
-                self._last.pop(pulse.rank, None)
-                continue
-            if last is not None and last[0] == pulse.incarnation and step > last[1]:
-                self._durations.append((moved - last[2]) / (step - last[1]))
-                self._progress(at)
-            if last is None or last[:2] != (pulse.incarnation, step):
-                self._last[pulse.rank] = pulse.incarnation, step, moved
-            # a time in the future announces a long phase, and a window that opens is progress
-            newest = max(newest, at + pulse.moved - beat.at)
-        self._moved.heard(beat.node, newest)
+        if moves.completed:
+            self._progress(at)
+        self._moved.heard(beat.node, at + moves.newest - beat.at)
         silence = at - self._moved.at
-        if self._asked or silence <= self.limit() or not self._last:
+        if self._asked or silence <= self.limit() or not self._times.ranks:
             return False
         self._asked, self._silence, self._answers = True, silence, {}
         self._newest_answer = at
@@ -122,9 +103,9 @@ class Standstill:
         """
         Return after how many seconds without progress the ranks are asked.
         """
-        if len(self._durations) < LEARNT:
+        if not self._times.known:
             return float("inf")
-        return max(STEPS * median(self._durations) + MARGIN, LONGER * self._longest)
+        return max(STEPS * self._times.median + MARGIN, LONGER * self._longest)
 
     def answered(self, answer: Whereabouts, at: float) -> None:
         """
@@ -143,10 +124,10 @@ class Standstill:
         if not self._asked or self._silence is None:
             return None
         # count from the newest answer: to read those of many ranks takes longer than `ANSWER`
-        complete = len(self._answers) >= len(self._last)
+        complete = len(self._answers) >= len(self._times.ranks)
         if not complete and at - self._newest_answer < ANSWER:
             return None
-        missing = self._last.keys() - self._answers.keys()
+        missing = self._times.ranks - self._answers.keys()
         silence, self._silence = self._silence, None
         answers = tuple(self._answers[rank] for rank in sorted(self._answers))
         return Finding(silence=silence, odd=odd_ranks(answers, sorted(missing)), answers=answers)
