@@ -8,6 +8,7 @@ starts at the limit cannot load their libraries.
 """
 
 import resource
+import threading
 
 from tft.errors import UsageError
 
@@ -40,6 +41,24 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
     elif soft != resource.RLIM_INFINITY and soft < USUAL:
         most = USUAL if hard == resource.RLIM_INFINITY else min(USUAL, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def can_start_threads(number: int) -> bool:
+    """
+    Return whether the system lets this process start so many threads now.
+
+    libzmq aborts the process if it cannot start the two threads of a new context.
+    """
+    go_on = threading.Event()
+    threads = [threading.Thread(target=go_on.wait, daemon=True) for _ in range(number)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        return False
+    finally:
+        go_on.set()
+    return True
 
 
 def no_thread(error: RuntimeError) -> str:

@@ -104,11 +104,17 @@ class Wrappers:
         Drop the references to the DDPs, and remove their hooks on the parameters at once.
 
         Otherwise a DDP that the user still refers to would start all-reduces in the next backward.
+        The DDP also drops its process group now, while torch still refers to the group. Otherwise
+        the thread that drops the DDP would wait for the destructor of the group, which may take
+        half an hour, and would hold the GIL meanwhile.
         """
         for watch in self._watches:
             watch.remove()
         for ddp in self._wrappers:
             ddp._remove_autograd_hooks()
+            for name in ("reducer", "logger", "process_group"):
+                vars(ddp).pop(name, None)
+            ddp.forward = _refuse_to_compute
         self._watches, self._wrappers = [], []
 
     # ------------------------------------------------------------ transfer to another process
@@ -134,6 +140,13 @@ class Wrappers:
                 "the description of DDP's gradient buckets that another rank has sent cannot be "
                 f"read: {error}"
             ) from None
+
+
+def _refuse_to_compute(*_: object, **__: object) -> None:
+    raise UsageError(
+        "a DDP from before an incident was called, whose process groups are gone: call "
+        "session.model, which is built anew after each incident"
+    )
 
 
 def _decided(layout: BucketLayout | None) -> bool:

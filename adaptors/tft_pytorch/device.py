@@ -390,7 +390,8 @@ def within(limit: float, call: Callable[[], None]) -> bool:
     thread.start()
     thread.join(limit)
     if errors:
-        raise errors[0]
+        # `errors` must not keep the error: its traceback refers to this frame, and so to `errors`
+        raise errors.pop()
     return not thread.is_alive()
 
 

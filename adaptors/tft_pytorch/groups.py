@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
+from weakref import ref
 
 import structlog
 import torch
@@ -99,6 +100,9 @@ class Groups:
         group's destructor."""
         self._freeing: _Freeing | None = None
         """The object whose threads free the groups that the last call of `clear` dropped."""
+        self._outlived: list[dist.ProcessGroup] = []
+        """Groups of earlier calls of `clear` that something else still referred to. They are freed
+        by a later call, when nothing refers to them any more."""
 
     def meet(self, refuses: bool | None = None) -> bool:
         """
@@ -167,7 +171,7 @@ class Groups:
         # wait before `census`, which would otherwise count the sockets of the old groups as sockets
         # to spare
         if self._freeing is not None:
-            self._freeing.wait()
+            self._outlived = self._freeing.wait()
             self._freeing = None
         left = threading.Event()
         with self._lock:
@@ -343,6 +347,8 @@ class Groups:
                 groups.append(self._meeting)
                 self._meeting = None
             self._begun = None
+            groups += self._outlived
+            self._outlived = []
             self._freeing = _Freeing(groups, spared)
         # torch replaces sys.excepthook when it makes the default group
         sys.excepthook = self._excepthook
@@ -372,6 +378,9 @@ class _Freeing:
     a thread is not woken when its connection breaks (`interruptible.py` explains this). The thread
     then waits for `GROUP_TIMEOUT`. Until then the group keeps three sleeping threads and its
     buffers. If the training thread waited for the group, the whole job would wait.
+
+    A script or a framework may still refer to a group. `wait` returns such groups, and the caller
+    must keep them: whoever drops the last reference waits for the destructor.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup], spared: frozenset[int]) -> None:
@@ -382,17 +391,26 @@ class _Freeing:
         self._spared = spared
         self._until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
         self._threads: list[threading.Thread] = []
+        self._groups = [ref(group) for group in groups]
+        self._kept: list[dist.ProcessGroup] = []
+        """The groups for which no thread could be started."""
         while groups:
             last = [groups.pop()]
             thread = threading.Thread(target=last.clear, name="tft-free-group", daemon=True)
-            del last
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads
+                self._kept += last
+                continue
+            finally:
+                del last
             self._threads.append(thread)
 
-    def wait(self) -> None:
+    def wait(self) -> list[dist.ProcessGroup]:
         """
         Wait until the groups are freed. Give up `_FREEING` seconds after `__init__` was called,
-        plus `_FREEING_MORE` seconds for each group.
+        plus `_FREEING_MORE` seconds for each group. Return the groups that live on, because
+        something else refers to them, or because no thread could be started.
         """
         for thread in self._threads:
             thread.join(max(0.0, self._until - monotonic()))
@@ -405,6 +423,7 @@ class _Freeing:
                 why="a collective of the group does not end",
                 until=GROUP_TIMEOUT,
             )
+        return [group for each in self._groups if (group := each()) is not None]
 
 
 def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:

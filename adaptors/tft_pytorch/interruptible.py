@@ -19,6 +19,7 @@ user's own groups are interruptible too, and the backend is still called "gloo".
 import threading
 import weakref
 from collections.abc import Callable
+from copy import copy
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Protocol
@@ -346,15 +347,16 @@ class _Blocking(_Collective):
     def _ended(self, within: timedelta) -> bool:
         if self._waiter is None:
             modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-            self._waiter = threading.Thread(
-                target=self._wait, args=modes, name="tft-waits", daemon=True
-            )
-            self._waiter.start()
+            waiter = threading.Thread(target=self._wait, args=modes, name="tft-waits", daemon=True)
+            waiter.start()
+            self._waiter = waiter  # not if it could not be started: a further wait must raise, too
         return self._over.wait(within.total_seconds())
 
     def _outcome(self) -> bool:
         if self._error is not None:
-            raise self._error
+            # a copy: with its traceback, the error would refer to this object and to the frames of
+            # the caller, and so keep them and their process groups alive until a garbage collection
+            raise copy(self._error)
         return True
 
     def _wait(self, grad: bool, inference: bool) -> None:
@@ -365,7 +367,7 @@ class _Blocking(_Collective):
                 # gloo's wait does a part of the operation, so this wait may be called only once
                 self._native.wait()
         except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
-            self._error = error
+            self._error = error.with_traceback(None)
         finally:
             self._over.set()
 

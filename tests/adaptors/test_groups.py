@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tft_pytorch.groups
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -27,6 +28,7 @@ from torch.distributed import distributed_c10d
 from tests.adaptors.conftest import NewJob, Start
 from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
 from tests.e2e.jobs import until
+from tft.errors import UsageError
 
 NOT_WAITED_FOR = {
     "BackendType", "_end_coalescing", "_start_coalescing",  # only NCCL has these
@@ -298,6 +300,73 @@ def test_training_continues_when_the_user_keeps_an_old_wrapper(job: NewJob) -> N
     two.all("train", 3)
     first, second = two.all("digests")
     assert first["parameters"] == second["parameters"]  # type: ignore[index]  # both are dictionaries
+
+
+def leave_operations_undone(_: Actor) -> None:
+    """
+    Stop cutting connections, as if gloo did not notice that they are cut.
+    """
+    vars(tft_pytorch.groups)["cut"] = lambda *_: 0
+
+
+def wait_until_given_up(_: Actor) -> None:
+    """
+    Wait until the groups are freed or given up, as `form` does.
+    """
+    groups = adaptor._torch._groups
+    assert groups._freeing is not None
+    groups._outlived = groups._freeing.wait()
+
+
+def drop_all(actor: Actor) -> None:
+    """
+    Drop what was kept.
+    """
+    actor.kept.clear()
+
+
+def test_script_that_drops_an_old_wrapper_and_group_late_waits_for_nothing(job: NewJob) -> None:
+    """When an operation of a group cannot end, and the script drops its references to the wrapper
+    and the group only after the incident, then it does not wait for the end of the operation, and
+    it trains on."""
+    two = job(2)
+    two.all("train", 1)
+    waits = two.ranks[0]
+    for keep in (keep_wrapper, leave_operations_undone):
+        waits.ask("call", keep)
+    waits.tell("all_reduce")
+    waits.await_waiting()
+    waits.interject("quiesce")
+    assert isinstance(waits.hear(), Failure)
+    waits.ask("clear")
+    waits.ask("call", wait_until_given_up)
+    with within(AT_ONCE):
+        waits.ask("call", drop_all)
+    two.ranks[1].ask("clear")
+    two.form()
+    two.all("build")
+    two.all("train", 3)
+    first, second = two.all("digests")
+    assert first["parameters"] == second["parameters"]  # type: ignore[index]  # both are dictionaries
+
+
+def call_kept_wrapper(actor: Actor) -> str:
+    """
+    Call the wrapper that was kept. Return the sentence with which this is refused.
+    """
+    with pytest.raises(UsageError) as refused:
+        actor.kept[0][0](torch.ones(1))
+    return str(refused.value)
+
+
+def test_wrapper_from_before_an_incident_is_refused(job: NewJob) -> None:
+    """When the script calls a wrapper that it has kept from before an incident, then this is
+    refused, because nothing would reduce its gradients."""
+    two = job(2)
+    two.ranks[0].ask("call", keep_wrapper)
+    two.all("clear")
+    two.form()
+    assert "call session.model" in two.ranks[0].ask("call", call_kept_wrapper)
 
 
 def test_quiesce_also_ends_waits_in_the_scripts_own_group(job: NewJob) -> None:

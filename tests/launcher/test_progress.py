@@ -2,14 +2,19 @@
 The line about the progress of a job, from messages that the test makes.
 """
 
+import asyncio
 import json
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from tests.exhausted import no_more_threads
+from tft.launcher.console import PlainConsole
 from tft.launcher.look import Watch
-from tft.launcher.progress import Losses, Part, Progress, _intervals, fitted
+from tft.launcher.progress import Losses, Part, Progress, _intervals, fitted, show_progress
+from tft.launcher.run_directory import JobThere
 from tft.protocol.messages import Beat, Envelope, Lead, Message, Position, Pulse
 
 
@@ -144,3 +149,43 @@ def test_part_that_matters_least_goes_first() -> None:
     assert fitted(parts, 20) == "tft: aaaa, cccc"
     assert fitted(parts, 10) == "tft: aaaa"
     assert fitted(parts, 7) == "tft: aa"
+
+
+class Lines:
+    """
+    A display that is no terminal, and keeps what it is shown.
+    """
+
+    live = False
+
+    def __init__(self) -> None:
+        self.shown: list[Sequence[Part]] = []
+
+    def show(self, parts: Sequence[Part]) -> None:
+        """
+        Keep a line.
+        """
+        self.shown.append(parts)
+
+
+async def test_no_look_is_taken_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system has no more threads, then no line is made, because libzmq would abort the
+    process, and the job with it."""
+    there = JobThere(job="j", broker="127.0.0.1:1", log=Path("controller.log"), curve=None)
+    opened: list[JobThere] = []
+    monkeypatch.setattr("tft.launcher.progress.watching", opened.append)
+    with no_more_threads(), pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await show_progress(there, 1, 2, Lines(), 0)
+    assert opened == []
+
+
+def test_line_is_left_out_without_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the system has no more threads, then a line is left out, and later ones are printed."""
+    with PlainConsole(tmp_path) as console:
+        with no_more_threads():
+            console.show([Part(text="step 1", rank=0)])
+        console.show([Part(text="step 2", rank=0)])
+    assert capsys.readouterr().err == "tft: step 2\n"

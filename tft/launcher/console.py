@@ -116,11 +116,12 @@ class LiveConsole:
         self._waking = os.pipe()
         for fd in (self._reading, *self._waking):
             os.set_blocking(fd, False)
+        # a daemon: a write to a paused terminal may block for ever, and `tft run` must end. It is
+        # started first: if that fails, the error must be seen in the terminal
+        self._thread.start()
         for fd in taken:
             os.dup2(writing, fd)
         os.close(writing)
-        # a daemon: a write to a paused terminal may block for ever, and `tft run` must end
-        self._thread.start()
         return self
 
     def __exit__(
@@ -161,7 +162,11 @@ class LiveConsole:
             if self._waking[0] in found:
                 if not _drained(self._waking[0]):
                     break
-                self._draw()
+                try:
+                    self._draw()
+                except Exception as error:  # noqa: BLE001 # the output must be read on
+                    self._parts = ()
+                    self._pass_on(f"tft: the progress is not shown any more: {error!r}\n".encode())
         # what this process and its children have written before the end
         while piece := _read(self._reading):
             self._pass_on(piece)
@@ -245,10 +250,12 @@ class PlainConsole:
         printed while the one before has not been taken.
         """
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._print, args=(parts,), name="console", daemon=True
             )
-            self._thread.start()
+            with suppress(RuntimeError):  # the system has no more threads: this line is left out
+                thread.start()
+                self._thread = thread
 
     def _print(self, parts: Sequence[Part]) -> None:
         loss = self._losses.newest()

@@ -18,6 +18,7 @@ from tft.core.job.transitions import State
 from tft.launcher.look import RankSeen, Watch, look, pace, watching
 from tft.launcher.run_directory import JobThere
 from tft.launcher.situation import MEANS
+from tft.limits import can_start_threads
 from tft.sentences import counted, seconds
 
 _EVERY = 0.5  # seconds between two drawings on a terminal
@@ -29,6 +30,8 @@ _LARGE = 512
 a thousand ranks takes a tenth of a core."""
 _RARELY = 5.0  # seconds between two looks at a large job
 _LOOK = 3.0  # the longest time of a look in seconds
+_THREADS = 4
+"""The number of threads that must be startable before a look: it needs two."""
 _STANDS, _STEPS = 3.0, 3
 """A line says that nothing moves after so many seconds, and after the time of so many steps."""
 _TAIL = 4096
@@ -165,6 +168,8 @@ async def show_progress(
                 await asyncio.sleep(_EVERY)
     for interval in repeat(_RARELY) if display.live else _intervals(every):
         await asyncio.sleep(interval)
+        if not can_start_threads(_THREADS):
+            continue  # a look would end this process, and the job with it
         # only a look: a log needs no process that listens to every heartbeat of a large job
         async with watching(there) as watch:
             await look(watch, range(nodes), 0.0, min(_LOOK, interval))
@@ -215,7 +220,7 @@ def _last_loss(path: Path) -> float | None:
     for row in reversed(rows):
         try:
             loss = float(json.loads(row)["loss"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue  # a row about something else, or the first one, which was cut off
         return loss if math.isfinite(loss) else None
     return None

@@ -555,7 +555,8 @@ class NodeLauncher:
                 there, settings.nnodes, settings.world, console, self._plan.progress
             )
         except Exception as error:  # noqa: BLE001 # whatever fails here must not end the job
-            console.show(())
+            with suppress(Exception):
+                console.show(())
             self._told.speech.say(
                 f"the progress is not shown any more: {type(error).__name__}: {error}"
             )
