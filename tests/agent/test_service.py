@@ -191,6 +191,21 @@ async def test_newer_incarnation_ends_the_older_one_first(stage: Stage) -> None:
     assert stage.reports.index(exited) < stage.reports.index(spawned)
 
 
+async def test_end_that_was_ordered_is_reported_when_the_process_is_gone(stage: Stage) -> None:
+    """When the controller has ordered the end of a process with much memory, then the end is not
+    reported while the kernel still frees the memory: the controller must know if a process cannot
+    be ended."""
+    await stage.agent(
+        PAGE + "memory = bytearray(b'1' * 2**29)\npage.live(); say(1); signal.pause()"
+    )
+    await stage.start()
+    spawned = await stage.report(Spawned)
+    await stage.said(1)
+    stage.order(_kill())
+    await stage.report(Exited)
+    assert spawned.pid not in map(int, filter(str.isdecimal, os.listdir("/proc")))
+
+
 async def test_kill_of_a_process_that_was_never_started_is_answered(stage: Stage) -> None:
     """When `Kill` names a process that was never started, then the agent reports `Exited`. A later
     `Spawn` of this process gets the same answer and starts nothing."""

@@ -79,6 +79,9 @@ class _Process:
     """True if the end of the process was reported while the kernel still freed its memory."""
     asked: bool = False
     """True if the process was asked to write its stacks before its end."""
+    ordered: bool = False
+    """True if the controller has ordered the end of the process. Its real end is reported then: the
+    controller counts on another node if a process cannot be ended, for example in a driver."""
 
 
 @dataclass(slots=True)
@@ -570,6 +573,7 @@ class Ranks:
         if process.asked and last_words:
             return  # the process is already writing the stacks of its threads, and a timer kills it
         process.stopped = process.stopped or process.child.stopped()
+        process.ordered = True
         if not last_words:
             process.child.end()
             return
@@ -594,9 +598,9 @@ class Ranks:
 
     def _watch_death(self, rank_state: _RankState) -> None:
         """
-        Report the end of the process of a rank as soon as its training thread has ended. The
-        kernel may need some time more to free the memory of the process. Another process of the
-        rank is started after that.
+        Report the end of the process of a rank as soon as its training thread has ended, unless the
+        controller has ordered this end. The kernel may need some time more to free the memory of
+        the process. Another process of the rank is started after that.
         """
         process = rank_state.process
         loop = asyncio.get_running_loop()
@@ -608,7 +612,7 @@ class Ranks:
                 loop.call_soon_threadsafe(ended, code)
 
         def ended(code: int) -> None:
-            if rank_state.process is process and not process.reported:
+            if rank_state.process is process and not process.reported and not process.ordered:
                 process.child.end()  # kills what the process has started
                 process.reported = True
                 self._report_end(rank_state, process, code)
