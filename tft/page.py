@@ -13,6 +13,7 @@ digest in its header matches its content. The header is written after the conten
 
 import mmap
 import os
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -49,7 +50,8 @@ _SCRIPT_ENDED = 16
 _WORKED, _WORK_RING, _WORK_ENTRIES, _WORK_WORDS = 17, 32, 64, 6
 # the offset in bytes of the mutex that the training thread holds as long as it lives
 _ALIVE = 8 * 432
-_ATTEMPTS = 1000
+# how often it tries to take the mutex, and the seconds in between
+_ATTEMPTS, _BETWEEN = 200, 0.005
 _WORK_REPEATED = 32
 """The highest number of entries that one call of `work` returns: the newest ones. It is less than
 `_WORK_ENTRIES`, so that the rank hardly ever overwrites an entry while it is read."""
@@ -164,14 +166,18 @@ class Page:
 
     # ------------------------------------------------------------ the life of a training thread
 
-    def live(self) -> None:
+    def live(self) -> bool:
         """
         Show that the calling thread, the training thread of a new process, lives. The agent learns
-        of its end at once (`wait_for_death`).
+        of its end at once (`wait_for_death`). Return False if the agent held the mutex all the time,
+        so that it will learn of the end a little later.
         """
+        pause = threading.Event()
         for _ in range(_ATTEMPTS):  # the agent holds the mutex for microseconds when it looks
             if self._alive.hold():
-                return
+                return True
+            pause.wait(_BETWEEN)  # but an agent that is busy may hold it for longer
+        return False
 
     def is_alive(self) -> bool:
         """

@@ -78,7 +78,8 @@ class Session:
         check_complete(adaptor, settings.adaptor)
         self._hook = adaptor.hook
         self._page = Page.open(settings.page)
-        self._page.live()
+        if not self._page.live():
+            log.warning("death_known_late", why="the agent was too busy to let the page go")
         self._gate = Gate(self._hook)
         self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())
