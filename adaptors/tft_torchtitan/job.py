@@ -1,0 +1,155 @@
+"""
+A TorchTitan training as a job of tft. The Trainer is made anew for the groups of each incident.
+This module owns what outlives a Trainer: settings, position, progress, and the metric logger.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchtitan.distributed import utils as titan_groups
+
+from tft import Session
+from tft.errors import UsageError
+from tft.spi import Made
+from tft_torchtitan.loggers import MetricLoggers
+from tft_torchtitan.position import Position
+from tft_torchtitan.progress import Progress
+from tft_torchtitan.trainer import TrainerSteps
+
+
+class TitanJob:
+    """
+    The training of one rank. `config` is a `Trainer.Config` that has been checked.
+    """
+
+    def __init__(self, session: Session, config: Any) -> None:  # Any: TorchTitan has no types
+        self.session = session
+        self.progress = Progress()
+        self.position = Position()
+        self._config = config
+        self._loggers = MetricLoggers(session, config)
+        owner = type(config)._owner
+        self._kind: Any = type(f"{owner.__name__}Steps", (TrainerSteps, owner), {"job": self})
+        # tft forms the groups and ends what hangs; the barrier in this function would stand behind
+        # the update window, where a lost rank cuts it off
+        titan_groups.set_pg_timeouts = _keep_timeouts
+
+    # ------------------------------------------------------------ the objects over the groups
+
+    def make(self) -> Made:
+        """
+        Make a Trainer over the present process groups.
+
+        The first call is a trial over groups that send nothing. TorchTitan's own checkpoint is
+        loaded when the training begins: later the state comes from the other ranks.
+        """
+        trial = dist.get_backend() == "fake"
+        config = self._settings(trial=trial)
+        trainer = self._kind(config)
+        self._check(trainer)
+        trainer.row, trainer.drawn = {}, torch.get_rng_state()
+        if not trial:
+            self._settle(trainer)
+        return Made(
+            model=trainer.model_parts[0],
+            optimizer=trainer.optimizers.optimizers[0],
+            scheduler=trainer.lr_schedulers,
+            others={"torchtitan": self.progress},
+            more=trainer,
+        )
+
+    def _settings(self, *, trial: bool) -> Any:  # Any: TorchTitan has no types
+        """
+        Return a copy of the settings, because a constructor changes its settings. Without loggers,
+        which outlive a Trainer; a trial has no checkpoints and no validation either.
+        """
+        config = deepcopy(self._config)
+        config.metrics = replace(config.metrics, enable_tensorboard=False, enable_wandb=False)
+        if trial:
+            config.checkpoint = replace(config.checkpoint, enable=False)
+            config.validator = replace(config.validator, enable=False)
+        return config
+
+    def _check(self, trainer: Any) -> None:  # Any: TorchTitan has no types
+        if len(trainer.optimizers.optimizers) != 1:
+            kinds = ", ".join(type(each).__name__ for each in trainer.optimizers.optimizers)
+            raise UsageError(
+                f"the settings make several optimizers ({kinds}): tft keeps one optimizer of a "
+                "TorchTitan training. Give all groups of parameters the same optimizer_name"
+            )
+        if trainer.optimizers._optimizer_step_pre_hooks:
+            raise UsageError(
+                "the model has a hook that runs before the step of the optimizers, such as the "
+                "load balancing of experts (load_balance_coeff): it uses collectives and changes "
+                "the state in one. Set load_balance_coeff to None, or train another model"
+            )
+
+    def _settle(self, trainer: Any) -> None:  # Any: TorchTitan has no types
+        """
+        Take over what the loop of TorchTitan does between two steps: `after` does it.
+        """
+        processor, checkpointer = trainer.metrics_processor, trainer.checkpointer
+        processor.logger = self._loggers.open(trainer)
+        processor.log = trainer.note_row
+        if self.session.step == 1:
+            checkpointer.load(step=self._config.checkpoint.load_step)
+            self.progress.step = trainer.step
+        trainer.save = checkpointer.save
+        checkpointer.load = checkpointer.save = _do_nothing
+        trainer.config.validator.enable = False
+
+    # ------------------------------------------------------------ the loop
+
+    def train(self, session: Session) -> None:
+        """
+        Train the steps that remain. tft calls this again after an incident.
+        """
+        trainer = session.model.more
+        trainer.step = self.progress.step
+        remaining = self._config.training.steps - self.progress.step
+        trainer.steps = session.steps(session.step - 1 + remaining)
+        if session.step == 1:
+            # TorchTitan goes on with the generator where the constructor has left it
+            torch.set_rng_state(trainer.drawn)
+        self.position.attach(trainer)
+        try:
+            trainer.train()
+        finally:
+            self.position.detach()
+
+    def after(self, step: int) -> None:
+        """
+        Log the metrics of a step, save a checkpoint, and validate, as TorchTitan does behind a step.
+
+        `step` is the number of the step as the session counts. All ranks call this again if a fault
+        interrupts it on one of them.
+        """
+        del step
+        trainer, progress = self.session.model.more, self.progress
+        if progress.row:
+            self._loggers.log(trainer.metrics_processor, progress)
+        trainer.save(progress.step, last_step=progress.step == self._config.training.steps)
+        if self._config.validator.enable and trainer.validator.should_validate(progress.step):
+            trainer.validator.validate(trainer.model_parts, progress.step)
+            self._loggers.flush()
+
+    def close(self) -> None:
+        """
+        Close the loggers.
+        """
+        self._loggers.close()
+
+
+def _do_nothing(*args: object, **kwargs: object) -> bool:
+    return False
+
+
+def _keep_timeouts(*args: object, **kwargs: object) -> None:
+    """
+    Stand for `torchtitan.distributed.utils.set_pg_timeouts`.
+    """
+
+

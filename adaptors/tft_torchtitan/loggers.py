@@ -1,0 +1,99 @@
+"""
+The loggers of metrics (TensorBoard, wandb) of a TorchTitan training. They live as long as the
+process, and a process that replaces rank 0 continues the same run.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchtitan.components.metrics import LoggerContainer, TensorBoardLogger
+
+from tft import Session
+from tft_torchtitan.progress import Progress
+
+_NAMES = ("loss_metrics/global_avg_loss", "loss_metrics/global_max_loss", "grad_norm")
+"""The names under which TorchTitan logs the first three numbers of `MetricsProcessor.log`."""
+
+
+class MetricLoggers:
+    """
+    Builds TorchTitan's loggers once in a process, and logs the metrics of each step once.
+    """
+
+    def __init__(self, session: Session, config: Any) -> None:  # Any: TorchTitan has no types
+        self._session = session
+        self._config = config
+        self._logger: Any = None
+        self._logged = 0
+        """The step whose metrics this process has logged last."""
+
+    def open(self, trainer: Any) -> Any:  # Any: TorchTitan has no types
+        """
+        Return the logger of this process. The first call builds it.
+        """
+        if self._logger is None:
+            self._logger = self._build(trainer)
+        return self._logger
+
+    def log(self, processor: Any, progress: Progress) -> None:  # Any: TorchTitan has no types
+        """
+        Log the metrics of the last step, unless this process has done so before: as TorchTitan
+        does, and with `session.log`.
+        """
+        args, kwargs = progress.row["args"], progress.row["kwargs"]
+        numbers = dict(zip(_NAMES, args[1:4], strict=False))
+        self._session.log({**numbers, **(kwargs.get("extra_metrics") or {})})
+        if self._logged == progress.step:
+            return
+        self._logged = progress.step
+        if not processor.data_loading_times:
+            # this process replaces one that has computed the step; TorchTitan divides by their count
+            processor.data_loading_times.append(0.0)
+        type(processor).log(processor, *args, **kwargs)
+        self.flush()
+
+    def flush(self) -> None:
+        """
+        Write the events of TensorBoard to their file, because a killed process writes nothing.
+        """
+        for each in getattr(self._logger, "_loggers", ()):
+            if isinstance(each, TensorBoardLogger):
+                each.writer.flush()
+
+    def close(self) -> None:
+        """
+        Close the logger of this process.
+        """
+        if self._logger is not None:
+            self._logger.close()
+
+    def _build(self, trainer: Any) -> Any:  # Any: TorchTitan has no types
+        metrics, note = self._config.metrics, self._note()
+        continues = metrics.enable_tensorboard and note.exists()
+        if continues:
+            metrics = replace(metrics, enable_tensorboard=False)
+        built = trainer.metrics_processor._build_metric_logger(
+            config=metrics,
+            parallel_dims=trainer.parallel_dims,
+            dump_folder=self._config.dump_folder,
+            pp_schedule=self._config.parallelism.pipeline_parallel_schedule,
+            config_dict=trainer.config.to_dict(),
+        )
+        if continues:
+            if not isinstance(built, LoggerContainer):
+                built = LoggerContainer()
+            built.add_logger(TensorBoardLogger(note.read_text()))
+        for each in getattr(built, "_loggers", ()):
+            if isinstance(each, TensorBoardLogger):
+                note.write_text(each.writer.log_dir)
+        return built
+
+    def _note(self) -> Path:
+        """
+        Return the file with the directory of TensorBoard's events. TorchTitan names the directory
+        after the time, so that a replacement would begin another one.
+        """
+        return self._session.run_dir / f"torchtitan-tensorboard-rank{self._session.rank}"
+
+

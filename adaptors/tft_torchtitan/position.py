@@ -1,0 +1,70 @@
+"""
+The position of this rank in the training data: the state of TorchTitan's data loader, and how many
+tokens the rank has seen.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+class Position:
+    """
+    The object `data` of `session.adopt`. It lives as long as the process. The trainer, whose loader
+    it reads, is made anew after each incident.
+    """
+
+    def __init__(self) -> None:
+        self._loader: Any = None  # Any: what the loader's `state_dict` returns
+        """The state of the loader. None means that the loader is as the trainer's constructor has
+        made it, and that no batch was taken."""
+        self._tokens = 0
+        self._trainer: Any = None  # Any: TorchTitan has no types
+        self._taken = False
+        """True if a batch was taken since the loader was asked for its state."""
+
+    def attach(self, trainer: Any) -> None:  # Any: TorchTitan has no types
+        """
+        Bring the loader of a new trainer to this position, and read the position from this loader
+        from now on.
+        """
+        if self._loader is not None:
+            loader, drawn = trainer.dataloader, torch.get_rng_state()
+            loader.load_state_dict(self._loader)
+            # a loader draws from torch's generator when it makes its iterator; it makes the
+            # iterator when it is asked for its state
+            loader.state_dict()
+            torch.set_rng_state(drawn)
+            trainer.ntokens_seen = self._tokens
+        self._trainer = trainer
+
+    def detach(self) -> None:
+        """
+        Read the position from the loader for the last time, and let the trainer go.
+        """
+        self.state_dict()
+        self._trainer = None
+
+    def taken(self) -> None:
+        """
+        Note that a batch was taken from the loader.
+        """
+        self._taken = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the position of the next batch.
+        """
+        if self._trainer is not None:
+            if self._taken:
+                self._loader, self._taken = self._trainer.dataloader.state_dict(), False
+            if self._loader is not None:
+                self._tokens = self._trainer.ntokens_seen
+        return {"loader": self._loader, "tokens": self._tokens}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Go to a position. Takes effect when a trainer is attached.
+        """
+        self._loader, self._tokens, self._taken = state["loader"], state["tokens"], False

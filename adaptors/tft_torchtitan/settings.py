@@ -1,0 +1,69 @@
+"""
+Refuses settings of TorchTitan with which an incident could not be repaired.
+"""
+
+from typing import Any
+
+from tft.errors import UsageError
+
+_LOOP = ("train", "train_step", "should_continue_training", "forward_backward_step")
+
+
+def check_settings(config: Any) -> None:  # Any: a `Trainer.Config`, which has no types
+    """
+    Raise `UsageError` for settings that this adaptor cannot handle.
+    """
+    # imported here, because TorchTitan looks for devices when it is imported
+    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.trainer import Trainer
+
+    if not isinstance(config, Trainer.Config):
+        raise UsageError(
+            f"tft_torchtitan.train takes a torchtitan.trainer.Trainer.Config, not a "
+            f"{type(config).__name__}"
+        )
+    owner: Any = type(config)._owner
+    own = [name for name in _LOOP if getattr(owner, name) is not getattr(Trainer, name)]
+    if own:
+        raise UsageError(
+            f"{owner.__name__} has its own {', '.join(own)}: this adaptor was written for the "
+            "step and the loop of torchtitan.trainer.Trainer. Override other methods"
+        )
+    if not config.training.disable_cuda_graphs:
+        raise UsageError(
+            "CUDA graphs have captured the collectives of groups that are lost with a rank: "
+            "train with --training.disable_cuda_graphs"
+        )
+    if config.parallelism.pipeline_parallel_degree > 1:
+        raise UsageError(
+            "a TorchTitan training with pipeline parallelism was not tried with tft: set "
+            "--parallelism.pipeline_parallel_degree 1"
+        )
+    if config.comm.mode != "default":
+        raise UsageError(
+            f"tft forms the process groups itself, so --comm.mode {config.comm.mode} has no "
+            "meaning: set --comm.mode default"
+        )
+    _check_checkpoint(config.checkpoint, CheckpointManager)
+
+
+def _check_checkpoint(checkpoint: Any, known: Any) -> None:  # Any: TorchTitan has no types
+    if checkpoint.create_seed_checkpoint:
+        raise UsageError(
+            "a seed checkpoint is made by one process without training: make it with plain "
+            "TorchTitan (python -m torchtitan.train)"
+        )
+    if not checkpoint.enable:
+        return
+    if type(checkpoint)._owner is not known:
+        raise UsageError(
+            f"checkpoints by {type(checkpoint)._owner.__name__} were not tried with tft: use "
+            "TorchTitan's CheckpointManager, or disable checkpoints and use tft run "
+            "--checkpoint-every"
+        )
+    if checkpoint.async_mode != "disabled":
+        raise UsageError(
+            f"--checkpoint.async_mode {checkpoint.async_mode} saves with collectives beside the "
+            "training, which an incident would cut off without anybody saving again: set "
+            "--checkpoint.async_mode disabled"
+        )

@@ -1,0 +1,110 @@
+"""
+The overrides of TorchTitan's Trainer. The loop and the step are TorchTitan's own.
+
+`Trainer.train` calls `should_continue_training` before each step and `train_step` for each step.
+So a step of the session begins in the one, and its update window stands in the other.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from tft import Session
+from tft.errors import UsageError
+from tft_torchtitan.position import Position
+from tft_torchtitan.progress import Progress
+
+
+class Job(Protocol):
+    """
+    What the overrides need of the job.
+    """
+
+    session: Session
+    progress: Progress
+    position: Position
+
+
+@contextmanager
+def postponed(container: Any) -> Iterator[list[None]]:  # Any: TorchTitan has no types
+    """
+    Let `container.step()` do nothing within the `with` block. Yield a list with an entry for each
+    call.
+    """
+    calls: list[None] = []
+    container.step = lambda: calls.append(None)
+    try:
+        yield calls
+    finally:
+        del container.step  # the method of the class again
+
+
+class TrainerSteps:
+    """
+    Overrides of methods of TorchTitan's Trainer. A class that derives from this class and from a
+    Trainer trains in the steps of the session.
+    """
+
+    job: Job
+    steps: Iterator[int]
+    """The steps of the session that remain."""
+    optimizers: Any
+    lr_schedulers: Any
+    step: int
+
+    def init_distributed(self) -> Any:  # Any: TorchTitan has no types
+        """
+        Return the sizes of the parallel dimensions, over the groups that tft has formed.
+        """
+        # TorchTitan does this only where it forms the groups itself
+        torch.autograd.set_multithreading_enabled(False)
+        return super().init_distributed()  # type: ignore[misc]  # of TorchTitan's Trainer
+
+    def batch_generator(self, data_iterable: Iterable[Any]) -> Iterator[Any]:
+        """
+        Yield the batches, and note that the position has changed.
+        """
+        batches = super().batch_generator(data_iterable)  # type: ignore[misc]
+        for batch in batches:
+            self.job.position.taken()
+            yield batch
+
+    def should_continue_training(self) -> bool:
+        """
+        End the present step, and begin the next one. Return False if there is none.
+        """
+        goes_on = next(self.steps, None) is not None
+        return goes_on and super().should_continue_training()  # type: ignore[misc]
+
+    def train_step(self, data_iterator: Iterator[Any]) -> None:
+        """
+        Compute a step. The optimizers and the schedulers make their steps in the update window,
+        which comes after the metrics are computed: TorchTitan's metrics do not depend on it, and
+        their all-reduces can be repeated with the step.
+        """
+        with postponed(self.optimizers) as updates, postponed(self.lr_schedulers) as rates:
+            super().train_step(data_iterator)  # type: ignore[misc]
+        if (len(updates), len(rates)) != (1, 1):
+            raise UsageError(
+                f"step {self.step} of {type(self).__name__} has called optimizers.step() "
+                f"{len(updates)} times and lr_schedulers.step() {len(rates)} times: tft needs one "
+                "call of each in a step"
+            )
+        progress, row = self.job.progress, self.row
+        self.row = {}
+        with self.job.session.update():
+            self.optimizers.step()
+            self.lr_schedulers.step()
+            progress.step, progress.row = self.step, row
+
+    row: dict[str, Any]
+    """The arguments with which TorchTitan logs the metrics of the present step."""
+
+    def note_row(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Keep the metrics of the present step until the step has ended. Stands for
+        `MetricsProcessor.log`.
+        """
+        self.row = {"args": list(args), "kwargs": kwargs}
