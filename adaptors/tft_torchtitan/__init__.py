@@ -12,6 +12,8 @@ where `train.py` is
 
 from typing import Any
 
+import torch
+
 import tft
 from tft_torchtitan.settings import check_settings
 from tft_torchtitan.versions import check_torchtitan
@@ -54,6 +56,9 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     from tft_torchtitan.job import TitanJob
 
     session = tft.init()
+    if config.debug.seed is not None:
+        # the seed of the weights is set in the Trainer; this is that of what training draws
+        torch.manual_seed(config.debug.seed)
     job = TitanJob(session, config)
     session.adopt(make=job.make, data=job.position)
     session.after_step(job.after)

@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torchtitan.distributed import utils as titan_groups
 
@@ -50,7 +49,7 @@ class TitanJob:
         config = self._settings(trial=trial)
         trainer = self._kind(config)
         self._check(trainer)
-        trainer.row, trainer.drawn = {}, torch.get_rng_state()
+        trainer.row = {}
         if not trial:
             self._settle(trainer)
         return Made(
@@ -107,18 +106,22 @@ class TitanJob:
         """
         Train the steps that remain. tft calls this again after an incident.
         """
-        trainer = session.model.more
-        trainer.step = self.progress.step
+        trainer = self._trainer()
         remaining = self._config.training.steps - self.progress.step
         trainer.steps = session.steps(session.step - 1 + remaining)
-        if session.step == 1:
-            # TorchTitan goes on with the generator where the constructor has left it
-            torch.set_rng_state(trainer.drawn)
-        self.position.attach(trainer)
         try:
             trainer.train()
         finally:
             self.position.detach()
+
+    def _trainer(self) -> Any:  # Any: TorchTitan has no types
+        """
+        Return the present Trainer, at the end of the last complete step.
+        """
+        trainer = self.session.model.more
+        trainer.step = self.progress.step
+        self.position.attach(trainer)
+        return trainer
 
     def after(self, step: int) -> None:
         """
@@ -128,7 +131,7 @@ class TitanJob:
         interrupts it on one of them.
         """
         del step
-        trainer, progress = self.session.model.more, self.progress
+        trainer, progress = self._trainer(), self.progress
         if progress.row:
             self._loggers.log(trainer.metrics_processor, progress)
         trainer.save(progress.step, last_step=progress.step == self._config.training.steps)

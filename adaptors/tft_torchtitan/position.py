@@ -3,7 +3,8 @@ The position of this rank in the training data: the state of TorchTitan's data l
 tokens the rank has seen.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,31 +21,35 @@ class Position:
         """The state of the loader. None means that the loader is as the trainer's constructor has
         made it, and that no batch was taken."""
         self._tokens = 0
-        self._trainer: Any = None  # Any: TorchTitan has no types
+        self._trainer: Callable[[], Any] = _nobody  # Any: TorchTitan has no types
+        """Returns the trainer whose loader is read, or None. A weak reference, because a trainer
+        keeps the model and the process groups."""
         self._taken = False
         """True if a batch was taken since the loader was asked for its state."""
 
     def attach(self, trainer: Any) -> None:  # Any: TorchTitan has no types
         """
         Bring the loader of a new trainer to this position, and read the position from this loader
-        from now on.
+        from now on. Does nothing if this was done for this trainer before.
         """
+        if self._trainer() is trainer:
+            return
+        loader, drawn = trainer.dataloader, torch.get_rng_state()
         if self._loader is not None:
-            loader, drawn = trainer.dataloader, torch.get_rng_state()
             loader.load_state_dict(self._loader)
-            # a loader draws from torch's generator when it makes its iterator; it makes the
-            # iterator when it is asked for its state
-            loader.state_dict()
-            torch.set_rng_state(drawn)
             trainer.ntokens_seen = self._tokens
-        self._trainer = trainer
+        # A loader draws from torch's generator when it makes its iterator, which happens again after
+        # an incident. It makes the iterator when it is asked for its state.
+        loader.state_dict()
+        torch.set_rng_state(drawn)
+        self._trainer = weakref.ref(trainer)
 
     def detach(self) -> None:
         """
         Read the position from the loader for the last time, and let the trainer go.
         """
         self.state_dict()
-        self._trainer = None
+        self._trainer = _nobody
 
     def taken(self) -> None:
         """
@@ -56,11 +61,12 @@ class Position:
         """
         Return the position of the next batch.
         """
-        if self._trainer is not None:
+        trainer = self._trainer()
+        if trainer is not None:
             if self._taken:
-                self._loader, self._taken = self._trainer.dataloader.state_dict(), False
+                self._loader, self._taken = trainer.dataloader.state_dict(), False
             if self._loader is not None:
-                self._tokens = self._trainer.ntokens_seen
+                self._tokens = trainer.ntokens_seen
         return {"loader": self._loader, "tokens": self._tokens}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -68,3 +74,7 @@ class Position:
         Go to a position. Takes effect when a trainer is attached.
         """
         self._loader, self._tokens, self._taken = state["loader"], state["tokens"], False
+
+
+def _nobody() -> None:
+    return None

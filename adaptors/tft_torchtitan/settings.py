@@ -6,7 +6,8 @@ from typing import Any
 
 from tft.errors import UsageError
 
-_LOOP = ("train", "train_step", "should_continue_training", "forward_backward_step")
+_LOOP = ("init_distributed", "train", "train_step", "state_dict", "load_state_dict")
+"""Methods of TorchTitan's Trainer which a class that derives from it must not override."""
 
 
 def check_settings(config: Any) -> None:  # Any: a `Trainer.Config`, which has no types

@@ -10,11 +10,17 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torchtitan.distributed import ParallelDims
 
 from tft import Session
 from tft.errors import UsageError
 from tft_torchtitan.position import Position
 from tft_torchtitan.progress import Progress
+
+
+_SLEEPS = 60.0
+"""A generous limit for what `Trainer.train` does behind its loop: rank 0 sleeps for two seconds."""
 
 
 class Job(Protocol):
@@ -48,19 +54,22 @@ class TrainerSteps:
     """
 
     job: Job
+    config: Any
     steps: Iterator[int]
     """The steps of the session that remain."""
     optimizers: Any
     lr_schedulers: Any
     step: int
+    row: dict[str, Any]
+    """The arguments with which TorchTitan logs the metrics of the present step."""
 
     def init_distributed(self) -> Any:  # Any: TorchTitan has no types
         """
         Return the sizes of the parallel dimensions, over the groups that tft has formed.
         """
-        # TorchTitan does this only where it forms the groups itself
+        # TorchTitan does the same where it forms the groups itself
         torch.autograd.set_multithreading_enabled(False)
-        return super().init_distributed()  # type: ignore[misc]  # of TorchTitan's Trainer
+        return ParallelDims.from_config(self.config.parallelism, dist.get_world_size())
 
     def batch_generator(self, data_iterable: Iterable[Any]) -> Iterator[Any]:
         """
@@ -76,6 +85,8 @@ class TrainerSteps:
         End the present step, and begin the next one. Return False if there is none.
         """
         goes_on = next(self.steps, None) is not None
+        if not goes_on:
+            self.job.session.expect(_SLEEPS)
         return goes_on and super().should_continue_training()  # type: ignore[misc]
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
@@ -98,9 +109,6 @@ class TrainerSteps:
             self.optimizers.step()
             self.lr_schedulers.step()
             progress.step, progress.row = self.step, row
-
-    row: dict[str, Any]
-    """The arguments with which TorchTitan logs the metrics of the present step."""
 
     def note_row(self, *args: Any, **kwargs: Any) -> None:
         """

@@ -1,0 +1,29 @@
+"""
+Imports early what TorchTitan imports. A replacement process starts while the other ranks wait.
+
+TorchTitan itself is not among it: it looks for devices when it is imported, and a process that has
+used a device cannot be forked.
+"""
+
+from contextlib import suppress
+from importlib import import_module
+
+_MODULES = (
+    "datasets",
+    "spmd_types",
+    "tokenizers",
+    "torch.utils.tensorboard",
+    "torch_checkpointing",
+    "torchdata.stateful_dataloader",
+    "triton",
+    "tyro",
+)
+
+
+def preload() -> None:
+    """
+    Import the modules that TorchTitan needs, as far as they are installed. This takes 1 s.
+    """
+    for name in _MODULES:
+        with suppress(ImportError):
+            import_module(name)
