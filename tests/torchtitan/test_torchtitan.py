@@ -6,6 +6,7 @@ TorchTitan under torchrun.
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,17 +22,18 @@ from tests.e2e.jobs import MARK, ROOT, Outcome, left_behind, run
 
 JOB = ROOT / "tests" / "torchtitan" / "titan_job.py"
 WORLD = 4
+"""Two replicas of a model that two ranks share."""
 PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
-LIMIT = 250.0
+LIMIT = 400.0
 """Seconds for a job: to import TorchTitan takes long on a busy machine."""
 
 
-def plain(out: Path, *arguments: str) -> Path:
+def plain(out: Path, *arguments: str, world: int = WORLD) -> Path:
     """
     Train with plain TorchTitan under torchrun. Return the directory with its results.
     """
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}"),
+        *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(JOB), str(out), "--plain"),
         *arguments,
     ]
@@ -55,7 +57,7 @@ def survived(tmp_path: Path, specs: Sequence[str], *arguments: str, **how: Any) 
     the directory `out`.
     """
     outcome = run(
-        tmp_path / "run",
+        tmp_path / how.pop("name", "run"),
         *(word for spec in specs for word in ("--chaos", spec)),
         *how.pop("options", ()),
         limit=LIMIT,
@@ -139,20 +141,116 @@ def test_kills_leave_metrics_and_checkpoints_of_plain_torchtitan(tmp_path: Path)
     """When a rank is killed while TorchTitan saves a checkpoint, and another one in an update, then
     what TorchTitan logs and saves is that of plain TorchTitan under torchrun."""
     arguments = ("--steps", "6", "--accumulates", "--tensorboard")
-    expected = plain(tmp_path / "plain", *arguments)
+    expected = plain(tmp_path / "plain", *arguments, world=2)
     outcome = survived(
         tmp_path, ["kill:rank=0,step=5,phase=update"], *arguments, "--die-saving", "1,3",
-        options=("--adaptor", "torchtitan"),
+        options=("--adaptor", "torchtitan"), nproc=2,
     )  # fmt: skip
-    assert [(i["strategy"], i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [
-        ("recover", 0, [])
-    ] * 2
+    exact(outcome, 2)
     same_results(tmp_path / "out", expected)
     rows = metrics(expected)
     assert logged_once(outcome) == [
         (step, rows["metrics-rank0.jsonl", step, "metrics"]) for step in range(1, 7)
     ]
     assert scalars(tmp_path / "out") == scalars(expected)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("turn", range(WORLD))
+def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Path) -> None:
+    """When ranks of two replicas of a sharded model are killed in each phase of a step, in a
+    validation, and while another rank is replaced, then metrics, checkpoints and final state are
+    those without a fault."""
+    arguments = ("--steps", "18", "--saves", "5")
+    expected = plain(tmp_path / "plain", *arguments)
+    specs = [
+        f"kill:rank={(turn + n) % WORLD},step={2 * n + 2},phase={phase}"
+        for n, phase in enumerate(PHASES[:-1])
+    ]
+    specs += [
+        f"kill:rank={turn},step=16,phase=evaluation",
+        f"kill:rank={turn},step=17,phase=forward",
+        f"kill:rank={(turn + 1) % WORLD},step=17,phase=repair",
+    ]
+    outcome = survived(tmp_path, specs, *arguments)
+    exact(outcome, 8)
+    same_results(tmp_path / "out", expected)
+    calm = run(tmp_path / "calm", script=JOB, arguments=(str(tmp_path / "c"), *arguments))
+    assert calm.code == 0, calm.output[-6000:]
+    same_results(tmp_path / "c", expected)
+    assert finals(tmp_path / "out") == finals(tmp_path / "c")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_either_continues_from_a_checkpoint_of_the_other(tmp_path: Path) -> None:
+    """When plain TorchTitan continues from a checkpoint of a job with a kill, and when such a job
+    continues from a checkpoint of plain TorchTitan, then the rest is that of the whole training.
+    The kill in the first step after the checkpoint loads it again."""
+    arguments = ("--steps", "9", "--saves", "4")
+    expected = plain(tmp_path / "plain", *arguments)
+    outcome = survived(tmp_path, ["kill:rank=2,step=2,phase=backward"], *arguments)
+    exact(outcome, 1)
+    same_results(tmp_path / "out", expected)
+    for name in ("out", "plain"):
+        for late in ("step-8", "step-9"):
+            shutil.rmtree(tmp_path / name / "checkpoint" / late)
+            (tmp_path / name / f"{late}.pt").unlink()
+    whole = metrics(expected)
+    after = {key: row for key, row in whole.items() if key[1] > 4}
+    for name in ("out", "plain"):
+        for path in (tmp_path / name).glob("metrics-*"):
+            path.unlink()
+    plain(tmp_path / "out", *arguments)
+    assert metrics(tmp_path / "out") == after
+    (tmp_path / "plain").rename(tmp_path / "again")
+    again = run(
+        tmp_path / "run2", "--chaos", "kill:rank=1,step=1,phase=backward",
+        script=JOB, arguments=(str(tmp_path / "again"), *arguments), limit=LIMIT,
+    )  # fmt: skip
+    assert again.code == 0, again.output[-6000:]
+    assert metrics(tmp_path / "again") == after
+    found, wanted = checkpoints(tmp_path / "again"), checkpoints(tmp_path / "out")
+    assert found.keys() == wanted.keys()
+    assert [name for name in found if not same(found[name], wanted[name])] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_loss_that_is_not_finite_ends_the_job_as_in_torchtitan(tmp_path: Path) -> None:
+    """When the loss is not finite, then TorchTitan's guard ends the job, with the guard's sentence.
+    The update of that step has not been made."""
+    outcome = run(
+        tmp_path / "run", script=JOB, arguments=(str(tmp_path / "out"), "--infinite-loss", "3"),
+        nproc=2, limit=LIMIT,
+    )  # fmt: skip
+    assert outcome.code not in (0, 1), outcome.output[-6000:]
+    assert "Loss is not finite" in outcome.output
+    assert {step for _, step, _ in metrics(tmp_path / "out")} == {1, 2}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_several_optimizers_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    """When the settings make two optimizers, then the job ends before its first step with a
+    sentence."""
+    outcome = run(
+        tmp_path / "run", script=JOB, arguments=(str(tmp_path / "out"), "--two-optimizers"),
+        nproc=2, limit=LIMIT,
+    )  # fmt: skip
+    assert outcome.code == 2, outcome.output[-6000:]
+    assert "the settings make several optimizers (Adam, AdamW)" in outcome.output
+    assert metrics(tmp_path / "out") == {}
+
+
+def exact(outcome: Outcome, incidents: int) -> None:
+    """
+    Check that the job had this number of incidents, each of them without a lost step.
+    """
+    assert [(i["strategy"], i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [
+        ("recover", 0, [])
+    ] * incidents
 
 
 def scalars(out: Path) -> dict[str, list[tuple[int, float]]]:
