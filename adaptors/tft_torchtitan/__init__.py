@@ -10,60 +10,6 @@ where `train.py` is
     main()
 """
 
-from typing import Any
-
-import torch
-
-import tft
-from tft_torchtitan.settings import check_settings
-from tft_torchtitan.versions import check_torchtitan
+from tft_torchtitan.entry import main, train
 
 __all__ = ["main", "train"]
-
-
-def main() -> tft.Session:
-    """
-    Train with the settings of the command line (`--module`, `--config` and TorchTitan's options).
-    Call this in the place of `torchtitan.train.main`. Return the session.
-    """
-    check_torchtitan()
-    # imported here, because TorchTitan looks for devices when it is imported
-    from torchtitan.config import ConfigManager
-    from torchtitan.observability import structured_logger
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
-    config: Any = ConfigManager().parse_args()
-    structured_logger.init_structured_logger(
-        source="training",
-        output_dir=config.dump_folder,
-        enable=config.debug.enable_structured_logging,
-    )
-    return train(config)
-
-
-def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no types
-    """
-    Train with TorchTitan's Trainer and the settings `config`. Call this in the place of
-    `config.build().train()`. Return the session when all steps have been trained.
-
-    Raises `UsageError` for another version of TorchTitan, and for settings with which an incident
-    could not be repaired. Raises `JobEnded` when the job ends before the last step.
-    """
-    check_torchtitan()
-    check_settings(config)
-    # imported here, because TorchTitan looks for devices when it is imported
-    from tft_torchtitan.job import TitanJob
-
-    session = tft.init()
-    if config.debug.seed is not None:
-        # the seed of the weights is set in the Trainer; this is that of what training draws
-        torch.manual_seed(config.debug.seed)
-    job = TitanJob(session, config)
-    session.adopt(make=job.make, data=job.position)
-    session.after_step(job.after)
-    try:
-        session.run(job.train)
-    finally:
-        job.close()
-    return session

@@ -73,12 +73,6 @@ class TitanJob:
         return config
 
     def _check(self, trainer: Any) -> None:  # Any: TorchTitan has no types
-        if len(trainer.optimizers.optimizers) != 1:
-            kinds = ", ".join(type(each).__name__ for each in trainer.optimizers.optimizers)
-            raise UsageError(
-                f"the settings make several optimizers ({kinds}): tft keeps one optimizer of a "
-                "TorchTitan training. Give all groups of parameters the same optimizer_name"
-            )
         if trainer.optimizers._optimizer_step_pre_hooks:
             raise UsageError(
                 "the model has a hook that runs before the step of the optimizers, such as the "
@@ -91,6 +85,9 @@ class TitanJob:
         Take over what the loop of TorchTitan does between two steps: `after` does it.
         """
         processor, checkpointer = trainer.metrics_processor, trainer.checkpointer
+        # TorchTitan asks its loader's workers for their position once in the interval of its
+        # checkpoints, and reads the rest of the interval again
+        trainer.dataloader.snapshot_every_n_steps = trainer.gradient_accumulation_steps
         processor.logger = self._loggers.open(trainer)
         processor.log = trainer.note_row
         if self.session.step == 1:
@@ -154,5 +151,3 @@ def _keep_timeouts(*args: object, **kwargs: object) -> None:
     """
     Stand for `torchtitan.distributed.utils.set_pg_timeouts`.
     """
-
-

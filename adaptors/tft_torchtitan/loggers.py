@@ -95,5 +95,3 @@ class MetricLoggers:
         after the time, so that a replacement would begin another one.
         """
         return self._session.run_dir / f"torchtitan-tensorboard-rank{self._session.rank}"
-
-

@@ -4,10 +4,15 @@ tokens the rank has seen.
 """
 
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+_LARGE = 16384
+"""From this size on, the state of a loader is compressed. TorchTitan's text loaders keep the tokens
+that are left of the last document in it, and a position must not be larger than 256 KiB."""
 
 
 class Position:
@@ -36,7 +41,7 @@ class Position:
             return
         loader, drawn = trainer.dataloader, torch.get_rng_state()
         if self._loader is not None:
-            loader.load_state_dict(self._loader)
+            loader.load_state_dict(_unpacked(self._loader))
             trainer.ntokens_seen = self._tokens
         # A loader draws from torch's generator when it makes its iterator, which happens again after
         # an incident. It makes the iterator when it is asked for its state.
@@ -64,7 +69,7 @@ class Position:
         trainer = self._trainer()
         if trainer is not None:
             if self._taken:
-                self._loader, self._taken = trainer.dataloader.state_dict(), False
+                self._loader, self._taken = _packed(trainer.dataloader.state_dict()), False
             if self._loader is not None:
                 self._tokens = trainer.ntokens_seen
         return {"loader": self._loader, "tokens": self._tokens}
@@ -74,6 +79,30 @@ class Position:
         Go to a position. Takes effect when a trainer is attached.
         """
         self._loader, self._tokens, self._taken = state["loader"], state["tokens"], False
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return the state of a loader with large values of it compressed.
+    """
+    return {
+        name: {"compressed": zlib.compress(value, 1)}
+        if isinstance(value, bytes) and len(value) > _LARGE
+        else value
+        for name, value in state.items()
+    }
+
+
+def _unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the state of a loader that `_packed` was given.
+    """
+    return {
+        name: zlib.decompress(value["compressed"])
+        if isinstance(value, dict) and value.keys() == {"compressed"}
+        else value
+        for name, value in state.items()
+    }
 
 
 def _nobody() -> None:

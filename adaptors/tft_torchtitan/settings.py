@@ -45,6 +45,12 @@ def check_settings(config: Any) -> None:  # Any: a `Trainer.Config`, which has n
             f"tft forms the process groups itself, so --comm.mode {config.comm.mode} has no "
             "meaning: set --comm.mode default"
         )
+    kinds = sorted({group.optimizer_name for group in config.optimizer.param_groups})
+    if len(kinds) > 1:
+        raise UsageError(
+            f"the settings make several optimizers ({', '.join(kinds)}): tft keeps one optimizer "
+            "of a TorchTitan training. Give all groups of parameters the same optimizer_name"
+        )
     _check_checkpoint(config.checkpoint, CheckpointManager)
 
 

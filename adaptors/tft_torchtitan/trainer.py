@@ -18,7 +18,6 @@ from tft.errors import UsageError
 from tft_torchtitan.position import Position
 from tft_torchtitan.progress import Progress
 
-
 _SLEEPS = 60.0
 """A generous limit for what `Trainer.train` does behind its loop: rank 0 sleeps for two seconds."""
 

@@ -1,6 +1,6 @@
 """
 Lets TorchTitan 0.3 train on CPUs, which it does not by itself: it takes every machine for one with
-a GPU. Call `use_cpu` before any other module of TorchTitan is imported.
+a GPU. Import this module before any module of TorchTitan.
 """
 
 from types import SimpleNamespace
@@ -78,19 +78,16 @@ class CpuDevice:
         """
 
 
-def use_cpu() -> None:
+def keep_timeout(timeout: object, group: object) -> None:
     """
-    Make TorchTitan use the CPU, and torch one thread in each process.
+    Stand for `torch.distributed.set_timeout`, which TorchTitan 0.3 calls after the first step, and
+    which torch 2.13 does not have.
     """
-    torch.set_num_threads(1)
-    # the other modules of TorchTitan import both names from this module
-    utils.device_type = "cpu"
-    utils.device_module = CpuDevice
-    if not hasattr(torch.distributed, "set_timeout"):  # torch 2.13
-        torch.distributed.set_timeout = _keep_timeout
 
 
-def _keep_timeout(timeout: object, group: object) -> None:
-    """
-    Stand for a function that TorchTitan 0.3 calls after the first step, and torch 2.13 has not.
-    """
+torch.set_num_threads(1)
+# the other modules of TorchTitan import both names from this module
+utils.device_type = "cpu"
+utils.device_module = CpuDevice
+if not hasattr(torch.distributed, "set_timeout"):
+    torch.distributed.set_timeout = keep_timeout  # type: ignore[attr-defined]

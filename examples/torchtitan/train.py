@@ -4,9 +4,7 @@ Trains with TorchTitan on CPUs, without tft:
     torchrun --nproc-per-node 4 train.py --module small --config small_llama
 """
 
-from cpu import use_cpu
-
-use_cpu()
-from torchtitan.train import main  # noqa: E402
+import cpu  # noqa: F401 (before TorchTitan)
+from torchtitan.train import main
 
 main()

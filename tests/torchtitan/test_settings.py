@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
 import tft_torchtitan
-from tft.errors import UsageError
 from tft_torchtitan.settings import check_settings
 from tft_torchtitan.versions import check_torchtitan
+
+from tft.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,15 @@ def _seed(config: Any) -> None:
     config.checkpoint.create_seed_checkpoint = True
 
 
+def _two_optimizers(config: Any) -> None:
+    from torchtitan.components.optimizer import ParamGroupConfig
+
+    config.optimizer.param_groups = [
+        ParamGroupConfig(pattern=pattern, optimizer_name=name)
+        for pattern, name in (("norm", "Adam"), (".*", "AdamW"))
+    ]
+
+
 def _other_manager(config: Any) -> None:
     from torchtitan.components.checkpointer import BaseCheckpointManager
 
@@ -75,6 +84,7 @@ def _other_manager(config: Any) -> None:
         (_fake, "--comm.mode fake_backend has no meaning"),
         (_asynchronous, "--checkpoint.async_mode async saves with collectives"),
         (_seed, "a seed checkpoint is made by one process"),
+        (_two_optimizers, r"several optimizers \(Adam, AdamW\)"),
         (_other_manager, "checkpoints by OtherManager were not tried"),
     ],
 )
@@ -110,7 +120,7 @@ def test_trainers_with_their_own_step_are_refused() -> None:
 
 def test_other_objects_than_settings_are_refused() -> None:
     """When `train` is called with something else than settings, then that is refused."""
-    with pytest.raises(UsageError, match="takes a .*Trainer.Config, not a dict"):
+    with pytest.raises(UsageError, match=r"takes a .*Trainer\.Config, not a dict"):
         tft_torchtitan.train({})
 
 

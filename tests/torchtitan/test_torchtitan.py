@@ -23,7 +23,7 @@ from tests.e2e.jobs import MARK, ROOT, Outcome, left_behind, run
 JOB = ROOT / "tests" / "torchtitan" / "titan_job.py"
 WORLD = 4
 """Two replicas of a model that two ranks share."""
-PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
+PHASES = ("forward", "backward", "update", "between", "tail", "evaluation")
 LIMIT = 400.0
 """Seconds for a job: to import TorchTitan takes long on a busy machine."""
 
@@ -115,7 +115,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, io.BytesIO):
-        return left.getvalue() == right.getvalue()
+        return bool(left.getvalue() == right.getvalue())
     return bool(left == right)
 
 
@@ -165,7 +165,7 @@ def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Pat
     arguments = ("--steps", "18", "--saves", "5")
     expected = plain(tmp_path / "plain", *arguments)
     specs = [
-        f"kill:rank={(turn + n) % WORLD},step={2 * n + 2},phase={phase}"
+        f"kill:rank={(turn + n) % WORLD},step={3 * n + 2},phase={phase}"
         for n, phase in enumerate(PHASES[:-1])
     ]
     specs += [
@@ -174,7 +174,7 @@ def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Pat
         f"kill:rank={(turn + 1) % WORLD},step=17,phase=repair",
     ]
     outcome = survived(tmp_path, specs, *arguments)
-    exact(outcome, 8)
+    exact(outcome, len(PHASES) + 1)
     same_results(tmp_path / "out", expected)
     calm = run(tmp_path / "calm", script=JOB, arguments=(str(tmp_path / "c"), *arguments))
     assert calm.code == 0, calm.output[-6000:]
@@ -228,20 +228,6 @@ def test_a_loss_that_is_not_finite_ends_the_job_as_in_torchtitan(tmp_path: Path)
     assert outcome.code not in (0, 1), outcome.output[-6000:]
     assert "Loss is not finite" in outcome.output
     assert {step for _, step, _ in metrics(tmp_path / "out")} == {1, 2}
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_several_optimizers_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    """When the settings make two optimizers, then the job ends before its first step with a
-    sentence."""
-    outcome = run(
-        tmp_path / "run", script=JOB, arguments=(str(tmp_path / "out"), "--two-optimizers"),
-        nproc=2, limit=LIMIT,
-    )  # fmt: skip
-    assert outcome.code == 2, outcome.output[-6000:]
-    assert "the settings make several optimizers (Adam, AdamW)" in outcome.output
-    assert metrics(tmp_path / "out") == {}
 
 
 def exact(outcome: Outcome, incidents: int) -> None:

@@ -1,6 +1,6 @@
 """
 The example `examples/torchtitan` with a record of its metrics, with tft or without it:
-`titan_job.py DIR [--plain] [--steps N] [--accumulates] [--saves-never] [--die-saving RANK,STEP] …`.
+`titan_job.py DIR [--plain] [--steps N] [--saves N] [--accumulates] [--die-saving RANK,STEP] …`.
 
 With `--die-saving`, the first process of that rank kills itself in the middle of TorchTitan's
 checkpoint of that step.
@@ -16,14 +16,11 @@ from sys import path
 from typing import Any
 
 path += ["examples/torchtitan"]
-from cpu import use_cpu
-
-use_cpu()
+import cpu  # noqa: F401 (before TorchTitan)
 import torch.distributed as dist
 from small import small_llama
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import ParamGroupConfig
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -35,7 +32,7 @@ parser.add_argument("--accumulates", action="store_true")
 parser.add_argument("--tensorboard", action="store_true")
 parser.add_argument("--die-saving", default="")
 parser.add_argument("--infinite-loss", type=int, default=0)
-parser.add_argument("--two-optimizers", action="store_true")
+parser.add_argument("--workers", type=int, default=0)
 args = parser.parse_args()
 
 
@@ -100,15 +97,10 @@ def settings() -> Any:
     config.lr_scheduler.total_steps = 20
     config.checkpoint.enable, config.checkpoint.interval = args.saves > 0, max(args.saves, 1)
     config.validator.enable, config.validator.freq = True, 4
+    config.dataloader.num_workers = args.workers
     config.parallelism.data_parallel_replicate_degree = args.replicas
     if args.accumulates:
         config.training.global_batch_size = 16
-    if args.two_optimizers:
-        first = config.optimizer.param_groups[0]
-        other = ParamGroupConfig(
-            pattern="norm", optimizer_name="Adam", optimizer_kwargs={"lr": 1e-3, "fused": False}
-        )
-        config.optimizer.param_groups = [other, first]
     return config
 
 
