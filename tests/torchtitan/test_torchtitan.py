@@ -162,7 +162,7 @@ def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Pat
     """When ranks of two replicas of a sharded model are killed in each phase of a step, in a
     validation, and while another rank is replaced, then metrics, checkpoints and final state are
     those without a fault."""
-    arguments = ("--steps", "18", "--saves", "5")
+    arguments = ("--steps", "19", "--saves", "5")
     expected = plain(tmp_path / "plain", *arguments)
     specs = [
         f"kill:rank={(turn + n) % WORLD},step={3 * n + 2},phase={phase}"
@@ -170,8 +170,8 @@ def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Pat
     ]
     specs += [
         f"kill:rank={turn},step=16,phase=evaluation",
-        f"kill:rank={turn},step=17,phase=forward",
-        f"kill:rank={(turn + 1) % WORLD},step=17,phase=repair",
+        f"kill:rank={turn},step=18,phase=forward",
+        f"kill:rank={(turn + 1) % WORLD},step=18,phase=repair",
     ]
     outcome = survived(tmp_path, specs, *arguments)
     exact(outcome, len(PHASES) + 1)
