@@ -184,6 +184,29 @@ def test_kills_in_all_phases_leave_everything_unchanged(turn: int, tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "more", [("--tensor", "2", "--recomputes"), ("--workers", "1")], ids=["tensor", "workers"]
+)
+def test_other_ways_to_train(more: Sequence[str], tmp_path: Path) -> None:
+    """When ranks are killed in a training with tensor parallelism and activation checkpointing, or
+    with workers that load the data, then metrics and checkpoints are those of plain TorchTitan."""
+    arguments = ("--steps", "7", *more)
+    expected = plain(tmp_path / "plain", *arguments)
+    specs = ("kill:rank=1,step=3,phase=backward", "kill:rank=2,step=6,phase=forward")
+    exact(survived(tmp_path, specs, *arguments), 2)
+    assert metrics(tmp_path / "out") == metrics(expected)
+    found, wanted = checkpoints(tmp_path / "out"), checkpoints(expected)
+    for each in (*found.values(), *wanted.values()):
+        if (
+            "--workers" in more
+        ):  # the same position in another form: tft asks the workers more often
+            del each["dataloader"]
+    assert found.keys() == wanted.keys()
+    assert [name for name in found if not same(found[name], wanted[name])] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_either_continues_from_a_checkpoint_of_the_other(tmp_path: Path) -> None:
     """When plain TorchTitan continues from a checkpoint of a job with a kill, and when such a job
     continues from a checkpoint of plain TorchTitan, then the rest is that of the whole training.

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from small import small_llama
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -33,6 +34,8 @@ parser.add_argument("--tensorboard", action="store_true")
 parser.add_argument("--die-saving", default="")
 parser.add_argument("--infinite-loss", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--tensor", type=int, default=1)
+parser.add_argument("--recomputes", action="store_true")
 args = parser.parse_args()
 
 
@@ -99,6 +102,9 @@ def settings() -> Any:
     config.validator.enable, config.validator.freq = True, 4
     config.dataloader.num_workers = args.workers
     config.parallelism.data_parallel_replicate_degree = args.replicas
+    config.parallelism.tensor_parallel_degree = args.tensor
+    if args.recomputes:
+        config.activation_checkpoint = SelectiveAC.Config()
     if args.accumulates:
         config.training.global_batch_size = 16
     return config
