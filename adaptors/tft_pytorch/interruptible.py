@@ -19,6 +19,7 @@ user's own groups are interruptible too, and the backend is still called "gloo".
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from datetime import timedelta
 from time import monotonic
@@ -346,7 +347,7 @@ class _Blocking(_Collective):
 
     def _ended(self, within: timedelta) -> bool:
         if self._waiter is None:
-            modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _counts_changes()
             waiter = threading.Thread(target=self._wait, args=modes, name="tft-waits", daemon=True)
             waiter.start()
             self._waiter = waiter  # not if it could not be started: a further wait must raise, too
@@ -359,11 +360,12 @@ class _Blocking(_Collective):
             raise copy(self._error)
         return True
 
-    def _wait(self, grad: bool, inference: bool) -> None:
+    def _wait(self, grad: bool, inference: bool, counts: bool) -> None:
+        # These modes are separate in each thread. gloo's wait changes tensors, so it needs the modes
+        # of the thread that started the operation.
+        counting = nullcontext() if counts else torch._C._ExcludeDispatchKeyGuard(_COUNTING)
         try:
-            # Gradient mode and inference mode are separate in each thread. gloo's wait changes
-            # tensors, so it needs the modes of the thread that started the operation.
-            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad), counting:
                 # gloo's wait does a part of the operation, so this wait may be called only once
                 self._native.wait()
         except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
@@ -374,6 +376,19 @@ class _Blocking(_Collective):
     def is_completed(self) -> bool:
         # this call starts the thread that waits for the operation and so completes the operation
         return self._ended(timedelta())
+
+
+_COUNTING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+"""The key with which torch counts in-place changes of tensors."""
+
+
+def _counts_changes() -> bool:
+    """
+    Return True if torch counts in-place changes in this thread. It does not inside a dispatch mode,
+    such as selective activation checkpointing, which refuses tensors that have been changed.
+    """
+    key = torch._C.DispatchKey.ADInplaceOrView
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(key)
 
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:

@@ -24,6 +24,7 @@ from tft_pytorch.groups import Groups
 from tft_pytorch.interruptible import InterruptibleGloo
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.adaptors.conftest import NewJob, Start
 from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
@@ -141,6 +142,13 @@ def test_reduce_scatter_works_in_inference_mode_and_into_a_parameter(job: NewJob
     disabled, then its result is the same as with torch's own groups."""
     two = job(2, Recipe(wrapped=False))
     assert two.all("call", part_of_sum_in_each_mode) == [[2.0, 2.0]] * 2
+
+
+def test_reduce_scatter_in_a_dispatch_mode_does_not_count_as_a_change(job: NewJob) -> None:
+    """When a reduce-scatter completes in a dispatch mode, in which torch does not count changes in
+    place, then its result has none. Selective activation checkpointing refuses changed tensors."""
+    two = job(2, Recipe(wrapped=False))
+    assert two.all("call", changes_in_a_dispatch_mode) == [[0], [0]]
 
 
 def test_every_torch_group_operation_can_be_cancelled() -> None:
@@ -435,6 +443,29 @@ def part_of_sum_in_each_mode(_: Actor) -> list[float]:
     with torch.no_grad():
         dist.reduce_scatter_tensor(parameter, torch.ones(2))
     return [kept.item(), parameter.item()]
+
+
+def changes_in_a_dispatch_mode(_: Actor) -> list[int]:
+    """
+    Run a reduce-scatter in a dispatch mode. Return how often its result has been changed in place,
+    as the mode sees it.
+    """
+    seen = []
+
+    class Looks(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:  # Any: as torch passes them
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops._c10d_functional.wait_tensor.default:
+                seen.append(result._version)
+            return result
+
+    looks: Any = Looks  # Any: torch has no types here
+    wait: Any = functional.wait_tensor
+    with looks():
+        wait(functional.reduce_scatter_tensor(torch.ones(2), "sum", 0, [0, 1]))
+    return seen[:1]
 
 
 def polled(_: Actor) -> list[float]:
