@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import tft
-from tft_torchtitan.settings import check_settings
+from tft_torchtitan.settings import check_settings, warn_of_single_copies
 from tft_torchtitan.versions import check_torchtitan
 
 
@@ -46,6 +46,8 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     from tft_torchtitan.job import TitanJob
 
     session = tft.init()
+    if session.rank == 0 and session.world > 1:
+        warn_of_single_copies(config)
     if config.debug.seed is not None:
         # the seed of the weights is set in the Trainer; this is that of what training draws
         torch.manual_seed(config.debug.seed)

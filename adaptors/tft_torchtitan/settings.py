@@ -54,6 +54,19 @@ def check_settings(config: Any) -> None:  # Any: a `Trainer.Config`, which has n
     _check_checkpoint(config.checkpoint, CheckpointManager)
 
 
+def warn_of_single_copies(config: Any) -> None:  # Any: a `Trainer.Config`, which has no types
+    """
+    Log a warning if no part of the model is on several ranks.
+    """
+    from torchtitan.tools.logging import logger
+
+    if config.parallelism.data_parallel_replicate_degree == 1:
+        logger.warning(
+            "each part of the model is on one rank only, so tft cannot replace a lost rank: set "
+            "--parallelism.data_parallel_replicate_degree to 2 or more"
+        )
+
+
 def _check_checkpoint(checkpoint: Any, known: Any) -> None:  # Any: TorchTitan has no types
     if checkpoint.create_seed_checkpoint:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tft_torchtitan
-from tft_torchtitan.settings import check_settings
+from tft_torchtitan.settings import check_settings, warn_of_single_copies
 from tft_torchtitan.versions import check_torchtitan
 
 from tft.errors import UsageError
@@ -97,6 +97,20 @@ def test_settings_that_could_not_be_repaired_are_refused(
     change(changed)
     with pytest.raises(UsageError, match=sentence):
         check_settings(changed)
+
+
+def test_a_model_without_replicas_is_warned_of(
+    config: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When each part of the model is on one rank only, then a warning names the setting."""
+    changed = deepcopy(config)
+    changed.parallelism.data_parallel_replicate_degree = 2
+    warn_of_single_copies(changed)
+    assert caplog.messages == []
+    changed.parallelism.data_parallel_replicate_degree = 1
+    warn_of_single_copies(changed)
+    (message,) = caplog.messages
+    assert "--parallelism.data_parallel_replicate_degree" in message
 
 
 def test_trainers_with_their_own_step_are_refused() -> None:
