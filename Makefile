@@ -44,6 +44,9 @@ soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak
 	PYTHON=$(PYTHON) scripts/mindspore -m soak
 	PYTHON=$(PYTHON) scripts/mindspeed -m soak
+	PYTHON=$(PYTHON) scripts/framework lightning -m soak
+	PYTHON=$(PYTHON) scripts/framework transformers -m soak
+	PYTHON=$(PYTHON) scripts/framework torchtitan -m soak
 
 mutate: $(INSTALLED)
 	scripts/mutate
