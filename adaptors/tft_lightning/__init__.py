@@ -1,3 +1,26 @@
 """
-The adaptor for Lightning. It stands on the adaptor for PyTorch.
+The adaptor for Lightning. It makes a `Trainer` fault tolerant with `Trainer(strategy=TftStrategy())`,
+and stands on the adaptor for PyTorch.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tft_lightning.strategy import TftStrategy
+
+__all__ = ["TftStrategy"]
+
+
+def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
+    """
+    Return the class `TftStrategy`. Its module is imported on first use, because it imports
+    Lightning, whose version is checked before.
+    """
+    if name != "TftStrategy":
+        raise AttributeError(f"module 'tft_lightning' has no attribute {name!r}")
+    from tft_lightning.versions import check_lightning
+
+    check_lightning()
+    from tft_lightning.strategy import TftStrategy
+
+    return TftStrategy

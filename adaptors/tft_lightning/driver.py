@@ -1,0 +1,246 @@
+"""
+Runs the loops of `trainer.fit` in a tft session. tft calls the loops again after each incident, and
+they go on right behind the last optimizer step that all ranks have completed.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch.trainer import call
+
+from tft import Session
+from tft.errors import UsageError
+from tft_lightning.checkpoints import CheckpointLedger
+from tft_lightning.loaders import reader_of
+from tft_lightning.logs import LogLedger
+from tft_lightning.position import Position
+
+Trainer = Any  # Lightning's own types are not visible to mypy here
+
+
+class Driver:
+    """
+    Drives the loops of one trainer. It takes the place of `run` of its fit loop and epoch loop.
+    """
+
+    def __init__(
+        self, session: Session, trainer: Trainer, ledger: LogLedger, checkpoints: CheckpointLedger
+    ) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._ledger = ledger
+        self._checkpoints = checkpoints
+        self._position: Position | None = None
+        self._opened = False
+        self._behind: dict[str, Any] | None = None
+        """The state behind a batch, at which the loop goes on. None if it goes on with a batch."""
+        self._last: tuple[int, Any, int, Any] | None = None
+        """The last step that this process has completed, with its batch, the batch's number and the
+        output of `training_step`."""
+
+    def install(self) -> None:
+        """
+        Take the place of the `run` of Lightning's loops, and of the agreement on SIGTERM before
+        each batch, which would hide the death of a rank.
+        """
+        trainer = self._trainer
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        fit.run, epoch.run = self.run, self._run_epoch
+        epoch._broadcast_sigterm_tensor = lambda: None
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        plugin = trainer.precision_plugin
+        native = plugin._after_closure
+
+        def after_closure(*args: Any, **kwargs: Any) -> None:
+            native(*args, **kwargs)
+            self._session.open_window()
+            self._opened = True
+
+        plugin._after_closure = after_closure
+        for callback in trainer.callbacks:
+            self._checkpoints.watch(callback)
+
+    # ---------------------------------------------------------------- one optimizer step
+
+    def noted(self, output: Any) -> Any:  # Any: what the user's training_step has returned
+        """
+        Note the output of `training_step`, and return it.
+        """
+        if self._position is not None:
+            self._position.output = output
+            self._position.stepping = True
+        return output
+
+    def step(self, update: Callable[[], Any]) -> Any:
+        """
+        Call `update`, which computes the gradients and changes the state, as one step of tft.
+        """
+        self._opened = False
+        result = update()
+        if not self._opened:
+            raise UsageError(
+                "an optimizer step of Lightning has ended without gradients, so tft cannot count "
+                "it: training_step must return a loss for each batch"
+            )
+        self._session.close_window()
+        loop = self._trainer.fit_loop.epoch_loop
+        position = self._position
+        assert position is not None
+        self._last = self._session.step - 1, loop._results.batch, loop.batch_idx, position.output
+        self._reader.trim(loop.batch_progress.current.ready)
+        self._session.end_step()
+        return result
+
+    # ---------------------------------------------------------------- the loops
+
+    @property
+    def _reader(self) -> Any:
+        return reader_of(self._trainer.fit_loop._combined_loader.flattened[0])
+
+    def run(self) -> None:
+        """
+        Run the fit loop: train until all ranks have ended.
+        """
+        fit = self._trainer.fit_loop
+        fit.setup_data()
+        if fit._combined_loader is None or len(fit._combined_loader.flattened) != 1:
+            raise UsageError(
+                "tft keeps the position of one training loader: return one DataLoader from "
+                "train_dataloader"
+            )
+        skip = fit.skip
+        if not skip:
+            fit.reset()
+            fit.on_run_start()
+        self._position = Position(self._trainer, self._ledger)
+        self._trainer.strategy.adopt(self._session, self._position)
+        self._session.run(self._nothing if skip else self._train)
+        fit._restarting = False
+
+    def _nothing(self, session: Session) -> None:
+        pass
+
+    def _train(self, session: Session) -> None:
+        try:
+            self._steps()
+        finally:
+            self._let_go()
+
+    def _steps(self) -> None:
+        fit = self._trainer.fit_loop
+        resumed = self._go_back()
+        while resumed or not fit.done:
+            try:
+                if not resumed:
+                    fit.on_advance_start()
+                resumed = False
+                fit.advance()
+                fit.on_advance_end()
+            except StopIteration:
+                break
+            finally:
+                fit.on_iteration_done()
+        fit.on_run_end()
+
+    def _run_epoch(self, fetcher: Any) -> None:
+        epoch = self._trainer.fit_loop.epoch_loop
+        behind, self._behind = self._behind, None
+        if behind is None:
+            epoch.reset()
+            epoch.on_run_start(fetcher)
+        while behind is not None or not epoch.done:
+            try:
+                if behind is None:
+                    epoch.advance(fetcher)
+                else:
+                    state, behind = behind, None
+                    self._conclude(fetcher, state)
+                epoch.on_advance_end(fetcher)
+            except StopIteration:
+                break
+            finally:
+                epoch.on_iteration_done()
+
+    def _let_go(self) -> None:
+        """
+        Drop what refers to the wrapped model, because its process groups may be lost.
+        """
+        module = self._trainer.lightning_module
+        self._trainer.strategy.model = module
+        # Lightning replaces `forward` for the time of a forward pass of the wrapper
+        with suppress(KeyError):
+            vars(module).pop("forward")
+
+    # ---------------------------------------------------------------- after an incident
+
+    def _go_back(self) -> bool:
+        """
+        Restore the state at which all ranks go on. Return True if this is in the middle of an
+        epoch, behind a batch.
+        """
+        assert self._position is not None
+        session, trainer = self._session, self._trainer
+        self._checkpoints.goes_on(session.step - 1)
+        trainer.strategy.model = session.model
+        state = self._position.go_back()
+        if state is None or not state["batch"]:
+            return False
+        self._behind = state
+        return True
+
+    def _conclude(self, fetcher: Any, state: Any) -> None:
+        """
+        Do what Lightning does with a batch behind its optimizer step.
+        """
+        trainer = self._trainer
+        loop = trainer.fit_loop.epoch_loop
+        drawn = _collect_rng_states()
+        batch, number, output = self._last_batch(fetcher, state)
+        connector = trainer._logger_connector
+        loop._results.batch = batch
+        _set_rng_states(drawn)
+        loop.automatic_optimization.optim_progress.optimizer.step.increment_completed()
+        loop.batch_progress.increment_processed()
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if loop._num_ready_batches_reached():
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        call._call_callback_hooks(trainer, "on_train_batch_end", output, batch, number)
+        call._call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, number)
+        connector.on_batch_end()
+        loop.batch_progress.increment_completed()
+        connector.update_train_step_metrics()
+
+    def _last_batch(self, fetcher: Any, state: Any) -> tuple[Any, int, Any]:
+        """
+        Return the batch behind which the loop goes on, its number in the epoch, and the output of
+        `training_step`. The next batch of `fetcher` is the one behind it.
+        """
+        trainer = self._trainer
+        fit = trainer.fit_loop
+        number = fit.epoch_loop.batch_idx
+        epoch = fit.epoch_progress.current.processed
+        _set_sampler_epoch(fit._combined_loader.flattened[0], epoch)
+        last = self._last
+        if last is not None and last[0] == self._session.step - 1:
+            self._seek(fetcher, number + 1)
+            return last[1], last[2], state["output"]
+        self._seek(fetcher, number)
+        batch, _, _ = next(fetcher)
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        return batch, number, state["output"]
+
+    def _seek(self, fetcher: Any, number: int) -> None:
+        epoch = self._trainer.fit_loop.epoch_loop
+        self._reader.seek(number)
+        iter(fetcher)
+        fetcher.fetched += number
+        if fetcher.length is not None:
+            fetcher.done = fetcher.fetched >= fetcher.length
+        fetcher.combined_loader._iterator._idx = number
+        fetcher._start_profiler = epoch._on_before_fetch
+        fetcher._stop_profiler = epoch._on_after_fetch

@@ -1,0 +1,84 @@
+"""
+The loggers of the trainer. A replacement process continues the logs of its predecessor, and what was
+logged before an incident is not logged again.
+"""
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+_KEPT = ".kept"
+
+
+class LogLedger:
+    """
+    Counts the calls of `log_metrics` of all loggers, and skips those that were delivered before.
+
+    After an incident the loop goes on at the end of a step, so it makes the same calls in the same
+    order again.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._path = run_dir / "lightning" / "logged"
+        self._writes = rank == 0
+        self.count = 0
+        """The number of calls so far, which goes back after an incident."""
+        self._delivered = int(self._path.read_text()) if self._writes and self._path.exists() else 0
+
+    def watch(self, logger: Logger) -> None:
+        """
+        Count the calls of `logger` from now on.
+        """
+        native = logger.log_metrics
+
+        def log_metrics(*args: Any, **kwargs: Any) -> None:
+            number = self.count
+            self.count += 1
+            if number >= self._delivered:
+                self._deliver(lambda: native(*args, **kwargs), logger)
+
+        logger.log_metrics = log_metrics
+
+    def _deliver(self, call: Callable[[], None], logger: Logger) -> None:
+        call()
+        if self._writes:
+            # write the row now: from the next line on, no process writes it again
+            logger.save()
+            self._delivered = self.count
+            draft = self._path.with_suffix(f".{os.getpid()}")
+            draft.write_text(str(self._delivered))
+            draft.replace(self._path)
+
+
+def continue_log(logger: Logger, agree: Callable[[Any], Any], run: str) -> None:
+    """
+    Let `logger` use the same directory, or the same run of wandb, in all processes of the job.
+    `agree` returns the value of rank 0 when the job was started. `run` names the job's run.
+
+    A CSV file that an earlier process has begun is continued. Lightning alone would remove it.
+    """
+    if isinstance(logger, WandbLogger):
+        if logger._wandb_init.get("id") is None:
+            logger._id = logger._wandb_init["id"] = run
+        logger._wandb_init["resume"] = "allow"
+    elif hasattr(logger, "_version"):
+        logger._version = agree(logger.version if rank_zero_only.rank == 0 else None)
+    if isinstance(logger, CSVLogger) and rank_zero_only.rank == 0:
+        _continue_csv(logger)
+
+
+def _continue_csv(logger: Any) -> None:
+    file = Path(logger.log_dir) / "metrics.csv"
+    kept = file.with_name(file.name + _KEPT)
+    if file.exists() and not kept.exists():
+        file.rename(kept)
+    writer = logger.experiment
+    if kept.exists():
+        with kept.open(newline="") as rows:
+            writer.metrics_keys = next(csv.reader(rows), [])
+        kept.replace(file)

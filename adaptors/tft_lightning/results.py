@@ -1,0 +1,127 @@
+"""
+The metrics that a script logs with `self.log`, as rank-local state: sums over the epoch so far,
+the values of the last step, and the states of the torchmetrics in the model.
+"""
+
+import builtins
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from tft_lightning.attributes import plain
+
+_META = (
+    "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph",
+    "add_dataloader_idx", "dataloader_idx", "metric_attribute",
+)  # fmt: skip
+_SUMS = ("value", "cumulated_batch_size")
+
+
+def noted_results(results: Any) -> dict[str, Any]:  # Any: Lightning has no types for mypy here
+    """
+    Return the content of a result collection as plain values.
+    """
+    return {key: _noted(metric) for key, metric in results.items()}
+
+
+def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None:
+    """
+    Give the result collection of the module `module` the content that `noted_results` has returned,
+    in this process or in another.
+    """
+    for key in [key for key in results if key not in noted]:
+        del results[key]
+    for key, row in noted.items():
+        metric = results.get(key)
+        if metric is None:
+            metric = results[key] = _made(row, module)
+        for name, value in row["state"].items():
+            if isinstance(value, Tensor):
+                value = value.to(module.device)
+            setattr(metric, name, value)
+
+
+def restart_results(results: Any) -> None:
+    """
+    Drop what an interrupted evaluation has added to its results.
+    """
+    results.clear()
+    fresh = _ResultCollection(training=results.training)
+    for name in ("batch", "batch_size", "dataloader_idx"):
+        setattr(results, name, getattr(fresh, name))
+
+
+def _noted(metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    state = {name: plain(getattr(metric, name)) for name in _SUMS if metric.is_tensor and hasattr(metric, name)}
+    return {
+        "meta": {name: getattr(meta, name) for name in _META},
+        "reduce": [getattr(meta.reduce_fx, "__module__", "torch") == "builtins", meta.reduce_fx.__name__],
+        "sync": [meta.sync.should, meta.sync.rank_zero_only],
+        "tensor": metric.is_tensor,
+        "state": {
+            **state,
+            "has_reset": metric.has_reset,
+            "_forward_cache": plain(metric._forward_cache),
+            "_computed": plain(metric._computed),
+            "_update_count": metric._update_count,
+        },
+    }
+
+
+def _made(row: Mapping[str, Any], module: Any) -> Any:
+    builtin, name = row["reduce"]
+    meta = _Metadata(reduce_fx=getattr(builtins if builtin else torch, name), **row["meta"])
+    should, rank_zero_only = row["sync"]
+    meta.sync = _Sync(
+        _should=should, fn=module.trainer.strategy.reduce, rank_zero_only=rank_zero_only
+    )
+    metric = _ResultMetric(meta, row["tensor"])
+    if not row["tensor"]:
+        metric.value = module.get_submodule(row["meta"]["metric_attribute"])
+    return metric.to(module.device)
+
+
+# ---------------------------------------------------------------- torchmetrics
+
+
+def _metrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, each) for name, each in module.named_modules() if isinstance(each, Metric))
+
+
+def noted_metrics(module: nn.Module) -> dict[str, Any]:
+    """
+    Return the states of all torchmetrics in `module`, by name.
+    """
+    return {
+        name: {
+            "count": metric._update_count,
+            "states": {state: plain(getattr(metric, state)) for state in metric._defaults},
+        }
+        for name, metric in _metrics(module)
+    }
+
+
+def restore_metrics(module: nn.Module, noted: Mapping[str, Any]) -> None:
+    """
+    Give the torchmetrics in `module` the states that `noted_metrics` has returned.
+    """
+    for name, metric in _metrics(module):
+        if name not in noted:
+            continue
+        for state, value in noted[name]["states"].items():
+            moved = [each.to(metric.device) for each in value] if isinstance(value, list) else value.to(metric.device)
+            setattr(metric, state, moved)
+        metric._update_count = noted[name]["count"]
+        # an interrupted `compute` has left the states of all ranks in place of those of this rank
+        metric._computed = metric._cache = None
+        metric._is_synced = False

@@ -1,0 +1,247 @@
+"""
+The strategy that makes a `Trainer` of Lightning fault tolerant.
+
+    trainer = Trainer(devices=2, strategy=TftStrategy())
+
+It trains with DistributedDataParallel, as Lightning's own `DDPStrategy` does. tft forms the process
+groups, when training begins and after every incident.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.utilities.apply_func import apply_to_collection
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+import tft
+from tft.errors import UsageError
+from tft_lightning.agreed import Agreed
+from tft_lightning.checkpoints import CheckpointLedger
+from tft_lightning.driver import Driver
+from tft_lightning.logs import LogLedger, continue_log
+from tft_lightning.loaders import positioned
+from tft_lightning.position import Position
+from tft_lightning.refusals import refuse_unsupported
+
+Trainer = Any  # Lightning's own types are not visible to mypy here
+
+
+class TftEnvironment(TorchElasticEnvironment):
+    """
+    The ranks of the job as `tft run` has numbered them.
+    """
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """
+        Raise `UsageError` if the trainer has other ranks than the job.
+        """
+        world = self.world_size()
+        if num_devices * num_nodes != world:
+            raise UsageError(
+                f"the Trainer has {num_devices} devices on {num_nodes} nodes, but the job has "
+                f"{world} ranks: give the Trainer devices= as tft run has --nproc-per-node, and "
+                "num_nodes= as it has --nnodes"
+            )
+
+
+class Schedulers:
+    """
+    All learning rate schedulers of the trainer as one object with state.
+    """
+
+    def __init__(self, schedulers: list[Any]) -> None:
+        self._schedulers = schedulers
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the state of each scheduler.
+        """
+        return {str(at): each.state_dict() for at, each in enumerate(self._schedulers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Restore the state of each scheduler.
+        """
+        for at, each in enumerate(self._schedulers):
+            each.load_state_dict(state[str(at)])
+
+
+class TftStrategy(DDPStrategy):
+    """
+    Trains with DistributedDataParallel in a job of tft. It takes the arguments of `DDPStrategy`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        """
+        Join the job. Raises `UsageError` for arguments that tft cannot support, and if the script
+        was not started by `tft run`.
+        """
+        kwargs.setdefault("cluster_environment", TftEnvironment())
+        super().__init__(**kwargs)
+        self._session = tft.init()
+        self._agreed = Agreed(self._session.run_dir, self._session.rank)
+        self._driver: Driver | None = None
+        self._wrapped = 0
+
+    @property
+    def replacement(self) -> bool:
+        """
+        True in a process that has taken the place of another one. A callback whose start hooks act
+        outside of the process can look at it.
+        """
+        return self._session.incarnation > 0
+
+    # ---------------------------------------------------------------- setting up
+
+    def _configure_launcher(self) -> None:
+        """
+        Start no processes, because `tft run` has started them.
+        """
+
+    def setup_distributed(self) -> None:
+        """
+        Number the ranks. tft forms the process groups later.
+        """
+        reset_seed()
+        self.set_world_ranks()
+        self._process_group_backend = self._get_process_group_backend()
+
+    def setup_environment(self) -> None:
+        """
+        Set up what needs no process group, and let the loggers continue their logs.
+        """
+        super().setup_environment()
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        refuse_unsupported(trainer, self)
+        run_dir: Path = self._session.run_dir
+        (run_dir / "lightning").mkdir(parents=True, exist_ok=True)
+        ledger = LogLedger(run_dir, self._session.rank)
+        for number, logger in enumerate(trainer.loggers):
+            continue_log(logger, self._agreed.value, f"{run_dir.name}-{number}")
+            ledger.watch(logger)
+        self._checkpoints = CheckpointLedger(run_dir)
+        if self._driver is not None:
+            raise UsageError("one job of tft trains once: call trainer.fit once in the script")
+        self._driver = Driver(self._session, trainer, ledger, self._checkpoints)
+
+    def setup(self, trainer: Trainer) -> None:
+        """
+        Make the optimizers, and let tft drive the loops.
+        """
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and self._driver is not None:
+            if len(self.optimizers) != 1:
+                raise UsageError(
+                    f"configure_optimizers has returned {len(self.optimizers)} optimizers, but "
+                    "tft_lightning trains with one: return one optimizer with several parameter groups"
+                )
+            if self.replacement:
+                trainer.num_sanity_val_steps = 0
+            self._driver.install()
+
+    def configure_ddp(self) -> None:
+        """
+        Wrap nothing yet, because the process groups do not exist.
+        """
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """
+        Give the training loader a position.
+        """
+        trainer = self.lightning_module.trainer
+        if self._driver is None or not trainer.training:
+            return dataloader
+        progress = trainer.fit_loop.epoch_progress
+        return positioned(dataloader, lambda: int(progress.current.processed))
+
+    def adopt(self, session: tft.Session, position: Position) -> None:
+        """
+        Hand over the training state to tft.
+        """
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        session.adopt(
+            model=self.lightning_module,
+            optimizer=self.optimizers[0],
+            scheduler=Schedulers(schedulers) if schedulers else None,
+            others={} if scaler is None else {"scaler": scaler},
+            data=position,
+            rng=("torch", "python", "numpy"),
+            wrap=self._wrap,
+        )
+
+    def _wrap(self) -> Any:
+        if self._wrapped:
+            # all ranks have the same parameters already
+            self._ddp_kwargs.setdefault("init_sync", False)
+        self._wrapped += 1
+        self.model = self._setup_model(self.lightning_module)
+        self._register_ddp_hooks()
+        return self.model
+
+    # ---------------------------------------------------------------- training
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Compute the loss of a batch.
+        """
+        output = super().training_step(*args, **kwargs)
+        return output if self._driver is None else self._driver.noted(output)
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        """
+        Compute one step: the gradients and the update.
+        """
+        update = partial(super().optimizer_step, optimizer, closure, model, **kwargs)
+        return update() if self._driver is None else self._driver.step(update)
+
+    def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+        """
+        Write a checkpoint on rank 0.
+        """
+        if self.is_global_zero and self._driver is not None:
+            self._checkpoints.creates(Path(filepath), self._session.step - 1)
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    # ---------------------------------------------------------------- without process groups
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """
+        Return `obj` of rank `src`. Before there are process groups, rank 0 writes it to the run
+        directory.
+        """
+        if _distributed_is_initialized():
+            return super().broadcast(obj, src)
+        if src:
+            raise UsageError(
+                f"a broadcast from rank {src} needs process groups, which exist in the training "
+                "loop only: broadcast from rank 0"
+            )
+        return self._agreed.value(obj)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """
+        Return what the ranks decide together. Before there are process groups, return `decision`.
+        """
+        if _distributed_is_initialized():
+            return bool(super().reduce_boolean_decision(decision, all))
+        return decision
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """
+        Return the tensors of all ranks. Before there are process groups, all ranks count as equal.
+        """
+        if _distributed_is_initialized():
+            return super().all_gather(tensor, group, sync_grads)
+        return apply_to_collection(
+            tensor, Tensor, lambda each: torch.stack([each] * self.world_size)
+        )
