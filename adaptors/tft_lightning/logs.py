@@ -5,6 +5,7 @@ logged before an incident is not logged again.
 
 import csv
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,10 @@ def _continue_csv(logger: Any) -> None:
     kept = file.with_name(file.name + _KEPT)
     if file.exists() and not kept.exists():
         file.rename(kept)
-    writer = logger.experiment
+    with warnings.catch_warnings():
+        # Lightning warns that it removes the earlier rows, which are kept here
+        warnings.filterwarnings("ignore", message="Experiment logs directory")
+        writer = logger.experiment
     if kept.exists():
         with kept.open(newline="") as rows:
             writer.metrics_keys = next(csv.reader(rows), [])

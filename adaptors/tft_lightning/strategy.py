@@ -88,7 +88,13 @@ class TftStrategy(DDPStrategy):
         self._session = tft.init()
         self._agreed = Agreed(self._session.run_dir, self._session.rank)
         self._driver: Driver | None = None
-        self._wrapped = 0
+
+    @property
+    def session(self) -> tft.Session:
+        """
+        This rank's part in the job.
+        """
+        return self._session
 
     @property
     def replacement(self) -> bool:
@@ -180,10 +186,6 @@ class TftStrategy(DDPStrategy):
         )
 
     def _wrap(self) -> Any:
-        if self._wrapped:
-            # all ranks have the same parameters already
-            self._ddp_kwargs.setdefault("init_sync", False)
-        self._wrapped += 1
         self.model = self._setup_model(self.lightning_module)
         self._register_ddp_hooks()
         return self.model

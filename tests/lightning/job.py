@@ -1,0 +1,214 @@
+"""
+A training with Lightning as the tests need it: with `TftStrategy`, or with Lightning's own strategy
+under torchrun (`--plain`). Each rank records its losses, what its callback has counted, and digests of
+its final state. `--dies PLACE:RANK:NUMBER` kills a rank once, at a place that chaos does not know.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dir", type=Path)
+parser.add_argument("--plain", action="store_true")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--patience", type=int, default=9)
+parser.add_argument("--raises", type=int, default=0)
+parser.add_argument("--dies", action="append", default=[])
+args = parser.parse_args()
+RANK = int(os.environ["RANK"])
+
+
+def die(place: str, number: int) -> None:
+    """
+    End this process if this is where and when a rank is to be killed, and it was not killed before.
+    """
+    spec = f"{place}:{RANK}:{number}"
+    if spec in args.dies:
+        try:
+            (args.dir / f"died-{spec}").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Net(LightningModule):
+    """
+    A small network with dropout, batch norm and several kinds of logged values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 8)
+        )
+        self.seen = MeanMetric()
+        self.kept: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Compute the loss of a batch."""
+        die("training", self.trainer.fit_loop.total_batch_idx)
+        points, kinds = batch
+        loss = cross_entropy(self.net(points + 0.01 * random.random()), kinds)
+        self.seen.update(loss.detach())
+        self.kept.append(loss.detach())
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("most", loss, on_epoch=True, on_step=False, reduce_fx="max", sync_dist=True)
+        return {"loss": loss, "sum": points.sum()}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Log the learning rate."""
+        self.log("rate", optimizer.param_groups[0]["lr"])
+
+    def on_train_epoch_end(self) -> None:
+        """Log what was gathered in the epoch."""
+        self.log("seen", self.seen)
+        gathered = self.all_gather(torch.stack(self.kept))
+        self.log("kept", gathered.float().mean())
+        self.kept.clear()
+        die("epoch_end", self.current_epoch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss of a batch."""
+        if not self.trainer.sanity_checking and batch_idx == 1:
+            die("validation", self.current_epoch)
+        points, kinds = batch
+        self.log("val_loss", cross_entropy(self.net(points), kinds), sync_dist=True)
+        self.log("noise", torch.rand(()), sync_dist=True)
+
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        """Count nothing: this is a place to be killed at."""
+        die("saving", self.global_step)
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer, with a scheduler of steps and one that looks at a metric."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        steps = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return [optimizer], [
+            {"scheduler": steps, "interval": "step"},
+            {"scheduler": plateau, "monitor": "val_loss"},
+        ]
+
+
+class Recorder(Callback):
+    """
+    Records each batch.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.epochs = 0
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a row with the loss and the batch."""
+        die("batch_end", trainer.fit_loop.total_batch_idx)
+        self.batches += 1
+        row = [
+            trainer.fit_loop.total_batch_idx, trainer.current_epoch, batch_idx, self.batches,
+            float(outputs["loss"]).hex(), float(outputs["sum"]).hex(), float(batch[0].sum()).hex(),
+        ]  # fmt: skip
+        with (args.dir / f"batches-rank{RANK}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if args.raises and self.batches == args.raises:
+            raise ValueError("the callback has raised")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Count the epoch."""
+        self.epochs += 1
+
+
+def digest(value: Any) -> str:
+    """
+    Return a digest of tensors and numbers in lists and dicts.
+    """
+    found = hashlib.sha256()
+
+    def feed(each: Any) -> None:
+        if isinstance(each, dict):
+            for key in each:
+                found.update(str(key).encode())
+                feed(each[key])
+        elif isinstance(each, list | tuple):
+            for one in each:
+                feed(one)
+        else:
+            found.update(each.numpy().tobytes() if isinstance(each, Tensor) else repr(each).encode())
+
+    feed(value)
+    return found.hexdigest()
+
+
+def dataset(count: int, seed: int) -> TensorDataset:
+    """
+    Return points of eight clouds.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    kinds = torch.randint(8, (count,), generator=generator)
+    return TensorDataset(centres[kinds] + torch.randn(count, 16, generator=generator), kinds)
+
+
+def main() -> None:
+    """
+    Train, and write the digests.
+    """
+    args.dir.mkdir(parents=True, exist_ok=True)
+    seed_everything(7)
+    strategy: Any = "ddp"
+    if not args.plain:
+        from tft_lightning import TftStrategy
+
+        strategy = TftStrategy()
+    recorder = Recorder()
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=args.epochs, log_every_n_steps=1,
+        accumulate_grad_batches=args.accumulate, gradient_clip_val=1.0, val_check_interval=0.5,
+        logger=CSVLogger(args.dir), enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[
+            recorder, ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True),
+            ModelCheckpoint(every_n_train_steps=7, save_top_k=-1, filename="step-{step}"),
+            EarlyStopping("val_loss", patience=args.patience), LearningRateMonitor("step"),
+        ],
+    )  # fmt: skip
+    model = Net()
+    trainer.fit(
+        model,
+        DataLoader(dataset(256, 1), batch_size=16, shuffle=True, num_workers=args.workers),
+        DataLoader(dataset(64, 2), batch_size=16),
+    )
+    (args.dir / f"final-rank{RANK}.json").write_text(
+        json.dumps(
+            {
+                "model": digest(model.state_dict()),
+                "optimizer": digest(trainer.optimizers[0].state_dict()),
+                "random": digest(
+                    [torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()]
+                ),
+                "counted": [recorder.batches, recorder.epochs, trainer.global_step],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
