@@ -267,6 +267,8 @@ class StateStore:
         self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
+        # a further incident may come before this rank completes a step
+        self._settings.note()
 
     def skip(self, batches: int) -> None:
         """
