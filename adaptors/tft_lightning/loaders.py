@@ -4,7 +4,7 @@ the middle of an epoch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -82,9 +82,9 @@ class Reader:
 
     def first_is_read(self) -> None:
         """
-        Note the random state before the first batch of the epoch is read.
+        Note the random state before the first batch of the epoch is read for the first time.
         """
-        self._before["first"] = torch.get_rng_state()
+        self._before.setdefault("first", torch.get_rng_state())
 
     def seek(self, first: int) -> None:
         """
@@ -199,11 +199,13 @@ class _Rest:
 
     def begin(self) -> None:
         """
-        Read the lists before the first one that is wanted.
+        Read the lists up to the first one that is wanted. The sampler draws the order of the epoch
+        when its first list is read.
         """
-        self._lists = iter(self._sampler)
-        for _ in islice(self._lists, self._first):
+        lists = iter(self._sampler)
+        for _ in islice(lists, self._first):
             pass
+        self._lists = chain(list(islice(lists, 1)), lists)
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -11,7 +11,7 @@ from lightning.pytorch.loops.progress import _BaseProgress
 
 from tft_lightning.attributes import plain, put_back
 
-_FLAGS = (bool, int, float, str, type(None))
+_FLAGS = (bool, int, float, str)
 _CONNECTOR = (
     "_progress_bar_metrics", "_logged_metrics", "_callback_metrics", "_first_loop_iter", "_current_fx",
 )  # fmt: skip

@@ -29,7 +29,7 @@ parser.add_argument("--plain", action="store_true")
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--patience", type=int, default=9)
+parser.add_argument("--watches", default="val_loss")
 parser.add_argument("--raises", type=int, default=0)
 parser.add_argument("--dies", action="append", default=[])
 args = parser.parse_args()
@@ -187,7 +187,7 @@ def main() -> None:
         callbacks=[
             recorder, ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True),
             ModelCheckpoint(every_n_train_steps=7, save_top_k=-1, filename="step-{step}"),
-            EarlyStopping("val_loss", patience=args.patience), LearningRateMonitor("step"),
+            EarlyStopping(args.watches, patience=2), LearningRateMonitor("step"),
         ],
     )  # fmt: skip
     model = Net()
