@@ -124,6 +124,8 @@ class Driver:
         pass
 
     def _train(self, session: Session) -> None:
+        # before the first step, this says only that the loop marks the ends of its steps
+        session.end_step()
         try:
             self._steps()
         finally:
