@@ -1,0 +1,135 @@
+"""
+Trainings with Lightning survive kills at every place of the loop, and end as the undisturbed training
+of the same script with Lightning's own strategy, bit for bit.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.lightning.trainings import differences, plain, protected
+
+SPLIT = ("--accumulate", "3", "--workers", "2")
+STOPS = ("--watches", "noise", "--epochs", "6")
+PHASES = ("forward", "backward", "collective", "update", "between", "tail")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Return the directory of the undisturbed training without tft.
+    """
+    return plain(tmp_path_factory.mktemp("plain") / "own")
+
+
+def chaos(*specs: str) -> tuple[str, ...]:
+    """
+    Return options of `tft run` that make these faults.
+    """
+    return tuple(word for spec in specs for word in ("--chaos", spec))
+
+
+def deaths(*places: str) -> tuple[str, ...]:
+    """
+    Return arguments of the job that kill ranks at these places.
+    """
+    return tuple(word for place in places for word in ("--dies", place))
+
+
+def test_kills_in_all_phases_leave_the_training_as_it_was(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """When both ranks are killed in turn in each phase of a step, in three epochs, then losses,
+    batches, logged metrics, checkpoints and final state are those of Lightning's own strategy."""
+    steps = (2, 5, 9, 12, 14, 18)
+    specs = [
+        f"kill:rank={turn % 2},step={step},phase={phase}"
+        for turn, (step, phase) in enumerate(zip(steps, PHASES, strict=True))
+    ]
+    outcome = protected(tmp_path, chaos(*specs))
+    assert outcome.code == 0, outcome.output
+    assert [each["phase"] for each in outcome.chaos()] == list(PHASES)
+    assert [(i["strategy"], i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [
+        ("recover", 0, [])
+    ] * len(PHASES)
+    assert differences(tmp_path / "own", undisturbed) == []
+
+
+def test_kills_between_steps_leave_the_training_as_it_was(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """When ranks are killed in a validation, while a checkpoint is saved, in a callback, and at the
+    end of an epoch, also twice behind the same step, then everything is as without a fault."""
+    places = deaths(
+        "validation:0:0", "validation:1:1", "saving:0:7", "saving:1:12", "epoch_end:0:1",
+        "batch_end:0:10", "batch_end:1:21",
+    )  # fmt: skip
+    outcome = protected(tmp_path, (), *places)
+    assert outcome.code == 0, outcome.output
+    assert len(list((tmp_path / "own").glob("died-*"))) == 7
+    assert {i["strategy"] for i in outcome.incidents} == {"recover"}
+    assert differences(tmp_path / "own", undisturbed) == []
+
+
+@pytest.mark.soak
+def test_kills_with_accumulated_gradients_leave_the_training_as_it_was(tmp_path: Path) -> None:
+    """When ranks are killed in the micro-batches of a step, and during a repair, with workers that
+    load the data, then everything is as without a fault."""
+    calm = plain(tmp_path / "plain", *SPLIT)
+    outcome = protected(
+        tmp_path,
+        chaos("kill:rank=0,step=5,phase=backward", "kill:rank=1,step=6,phase=repair"),
+        *SPLIT,
+        *deaths("training:1:3", "training:0:10", "validation:0:1", "training:1:14"),
+    )
+    assert outcome.code == 0, outcome.output
+    assert differences(tmp_path / "own", calm) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
+def test_one_kill_leaves_the_training_as_it_was(
+    tmp_path: Path, undisturbed: Path, rank: int, phase: str
+) -> None:
+    """When a rank is killed in the middle of the second epoch, then everything is as without."""
+    outcome = protected(tmp_path, chaos(f"kill:rank={rank},step=11,phase={phase}"))
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == 1
+    assert differences(tmp_path / "own", undisturbed) == []
+
+
+@pytest.mark.soak
+def test_early_stopping_stops_at_the_same_step_after_kills(tmp_path: Path) -> None:
+    """When ranks are killed in the last validations before early stopping, then the training stops
+    at the step at which it stops without a fault."""
+    calm = plain(tmp_path / "plain", *STOPS)
+    outcome = protected(tmp_path, (), *STOPS, *deaths("validation:0:1", "epoch_end:1:1"))
+    assert outcome.code == 0, outcome.output
+    assert differences(tmp_path / "own", calm) == []
+
+
+@pytest.mark.soak
+def test_a_callback_that_raises_ends_the_job_which_can_be_resumed(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """When a callback raises, then the job ends with a last checkpoint and shows the error. When the
+    same job is resumed without that, then it ends as the undisturbed training."""
+    broken = protected(tmp_path, (), "--raises", "10")
+    assert broken.code == 3, broken.output
+    assert "ValueError: the callback has raised" in broken.output
+    resumed = protected(tmp_path, ("--resume",))
+    assert resumed.code == 0, resumed.output
+    assert differences(tmp_path / "own", undisturbed) == []
+
+
+@pytest.mark.soak
+def test_a_job_without_faults_trains_as_lightning(tmp_path: Path, undisturbed: Path) -> None:
+    """When nothing happens, then rows of callbacks are written once, and everything is as with
+    Lightning's own strategy."""
+    outcome = protected(tmp_path)
+    assert outcome.code == 0, outcome.output
+    assert differences(tmp_path / "own", undisturbed) == []
+    lines = (tmp_path / "own" / "batches-rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line)[0] for line in lines] == list(range(24))
