@@ -1,42 +1,59 @@
 """
 Values on which all ranks agree before there are process groups, such as the directory of the logs.
 
-Lightning broadcasts such values from rank 0 while it sets up. Here, rank 0 writes each value to the
-run directory, in the order of the broadcasts, and the other ranks read it. A process that replaces a
-lost rank, also rank 0, reads the values that its predecessor had. So it waits for nobody.
+Lightning broadcasts such values from rank 0 while it sets up. Here, rank 0 writes each value to a
+file in the run directory, in the order of the broadcasts, and the other ranks read it. A process
+that replaces a lost rank, also rank 0, reads the values that its predecessor had. So it waits for
+nobody.
 """
 
 import os
-import pickle
-import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_WAIT = 0.01
-"""Seconds between two looks for a value that rank 0 has not written yet."""
+from torch._C._distributed_c10d import FileStore  # the class torch.distributed.FileStore
+
+from tft.errors import UsageError
+from tft.spi import pack, unpack
+
+_LIMIT = timedelta(hours=1)
+"""The time that rank 0 may take until it has a value. It may prepare the data before."""
 
 
 class Agreed:
     """
-    The values in the run directory `run_dir`, for the rank `rank`.
+    The values in the directory `place`, for the rank `rank`.
     """
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
-        self._place = run_dir / "lightning" / "agreed"
+    def __init__(self, place: Path, rank: int) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        # without a number of processes, the file stays when all of them have ended
+        self._store = FileStore(str(place / "agreed"), -1)
+        self._store.set_timeout(_LIMIT)
         self._rank = rank
-        self._next = 0
+        self._next: dict[str, int] = {}
 
-    def value(self, own: Any) -> Any:  # Any: the value may have any type
+    def value(self, own: Any, phase: str = "") -> Any:  # Any: of the script or of Lightning
         """
-        Return the next value: `own` of rank 0 when the job was started.
+        Return the next value of `phase`: `own` of rank 0 when the job was started. The values of
+        each phase are counted alone, since a replacement process leaves some phases out.
+
+        Raises `UsageError` if `own` cannot be written.
         """
-        path = self._place / f"{self._next}.pickle"
-        self._next += 1
-        if self._rank == 0 and not path.exists():
-            self._place.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(pickle.dumps(own))
-            draft.replace(path)
-        while not path.exists():
-            time.sleep(_WAIT)
-        return pickle.loads(path.read_bytes())  # noqa: S301 (the job's own run directory)
+        number = self._next.get(phase, 0)
+        self._next[phase] = number + 1
+        key = f"{phase}{number}"
+        if self._rank == 0 and not self._store.check([key]):
+            self._store.set(key, self._packed(own))  # type: ignore[arg-type]  # it takes bytes
+        return unpack(self._store.get(key))
+
+    def _packed(self, own: Any) -> bytes:
+        try:
+            return pack(os.fspath(own) if isinstance(own, os.PathLike) else own)
+        except UsageError as error:
+            raise UsageError(
+                f"the value of type {type(own).__name__} cannot be broadcast before training "
+                f"begins, because there are no process groups yet: {error}. Broadcast plain values, "
+                "or do it in a hook that is called while training"
+            ) from None

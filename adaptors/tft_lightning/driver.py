@@ -3,10 +3,11 @@ Runs the loops of `trainer.fit` in a tft session. tft calls the loops again afte
 they go on right behind the last optimizer step that all ranks have completed.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.trainer import call
@@ -27,8 +28,15 @@ class Driver:
     """
 
     def __init__(
-        self, session: Session, trainer: Trainer, ledger: LogLedger, checkpoints: CheckpointLedger
+        self,
+        session: Session,
+        trainer: Trainer,
+        ledger: LogLedger,
+        checkpoints: CheckpointLedger,
+        limit: float,
     ) -> None:
+        self._limit = limit
+        self._long = 0
         self._session = session
         self._trainer = trainer
         self._ledger = ledger
@@ -37,9 +45,8 @@ class Driver:
         self._opened = False
         self._behind: dict[str, Any] | None = None
         """The state behind a batch, at which the loop goes on. None if it goes on with a batch."""
-        self._last: tuple[int, Any, int, Any] | None = None
-        """The last step that this process has completed, with its batch, the batch's number and the
-        output of `training_step`."""
+        self._last: tuple[int, Any, int] | None = None
+        """The last step that this process has completed, with its batch and the batch's number."""
 
     def install(self) -> None:
         """
@@ -63,6 +70,23 @@ class Driver:
         for callback in trainer.callbacks:
             self._checkpoints.watch(callback)
 
+    @contextmanager
+    def long(self) -> Iterator[None]:
+        """
+        Announce a phase without steps, such as a validation, for the time of the `with` block.
+        """
+        if self._position is None:
+            yield
+            return
+        self._long += 1
+        self._session.expect(self._limit)
+        try:
+            yield
+        finally:
+            self._long -= 1
+        if not self._long:
+            self._session.expect(0.0)
+
     # ---------------------------------------------------------------- one optimizer step
 
     def noted(self, output: Any) -> Any:  # Any: what the user's training_step has returned
@@ -70,8 +94,7 @@ class Driver:
         Note the output of `training_step`, and return it.
         """
         if self._position is not None:
-            self._position.output = output
-            self._position.stepping = True
+            self._position.computed(output)
         return output
 
     def step(self, update: Callable[[], Any]) -> Any:
@@ -87,9 +110,7 @@ class Driver:
             )
         self._session.close_window()
         loop = self._trainer.fit_loop.epoch_loop
-        position = self._position
-        assert position is not None
-        self._last = self._session.step - 1, loop._results.batch, loop.batch_idx, position.output
+        self._last = self._session.step - 1, loop._results.batch, loop.batch_idx
         self._reader.trim(loop.batch_progress.current.ready)
         self._session.end_step()
         return result
@@ -140,12 +161,14 @@ class Driver:
                     fit.on_advance_start()
                 resumed = False
                 fit.advance()
-                fit.on_advance_end()
+                with self.long():
+                    fit.on_advance_end()
             except StopIteration:
                 break
             finally:
                 fit.on_iteration_done()
-        fit.on_run_end()
+        with self.long():
+            fit.on_run_end()
 
     def _run_epoch(self, fetcher: Any) -> None:
         epoch = self._trainer.fit_loop.epoch_loop
@@ -160,7 +183,8 @@ class Driver:
                 else:
                     state, behind = behind, None
                     self._conclude(fetcher, state)
-                epoch.on_advance_end(fetcher)
+                with self.long():
+                    epoch.on_advance_end(fetcher)
             except StopIteration:
                 break
             finally:
@@ -189,6 +213,8 @@ class Driver:
         trainer.strategy.model = session.model
         state = self._position.go_back()
         if state is None or not state["batch"]:
+            # no step is complete: take the first batch again
+            self._seek(trainer.fit_loop._data_fetcher, 0)
             return False
         self._behind = state
         return True
@@ -223,18 +249,19 @@ class Driver:
         trainer = self._trainer
         fit = trainer.fit_loop
         number = fit.epoch_loop.batch_idx
+        output = move_data_to_device(state["output"], trainer.lightning_module.device)
         epoch = fit.epoch_progress.current.processed
         _set_sampler_epoch(fit._combined_loader.flattened[0], epoch)
         last = self._last
         if last is not None and last[0] == self._session.step - 1:
             self._seek(fetcher, number + 1)
-            return last[1], last[2], state["output"]
+            return last[1], last[2], output
         self._seek(fetcher, number)
         batch, _, _ = next(fetcher)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
-        return batch, number, state["output"]
+        return batch, number, output
 
     def _seek(self, fetcher: Any, number: int) -> None:
         epoch = self._trainer.fit_loop.epoch_loop

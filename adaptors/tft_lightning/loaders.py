@@ -19,7 +19,9 @@ _READER = "_tft_reader"
 Batch = Any  # a batch of the user's loader may have any type
 
 
-def positioned(loader: Any, epoch: Callable[[], int]) -> Any:  # Any: DataLoader or what Lightning takes
+def positioned(
+    loader: Any, epoch: Callable[[], int]
+) -> Any:  # Any: DataLoader or what Lightning takes
     """
     Give `loader` a `Reader`, and return it. The loader stays the same object with the same type for
     `isinstance`. `epoch` returns the present epoch.
@@ -158,7 +160,11 @@ class _Live:
         """
         Return True if the batches of `epoch` from `first` on can be had from this iterator.
         """
-        return epoch == self._epoch and all(n in self._kept for n in range(first, self._next)) and first <= self._next
+        return (
+            epoch == self._epoch
+            and all(n in self._kept for n in range(first, self._next))
+            and first <= self._next
+        )
 
     def trim(self, first: int) -> None:
         self._kept = {number: kept for number, kept in self._kept.items() if number >= first}
@@ -180,7 +186,11 @@ class _Live:
                     batch = next(self._inner)
                 except StopIteration:
                     return
-                states = None if self._reader._loader.num_workers else _collect_rng_states(include_cuda=False)
+                states = (
+                    None
+                    if self._reader._loader.num_workers
+                    else _collect_rng_states(include_cuda=False)
+                )
                 self._kept[number] = batch, states
                 self._next = number + 1
             number += 1
@@ -220,7 +230,7 @@ class _Rest:
 def _beginning_with(loader: Any, batches: _Rest) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
-        batch_sampler=batches,  # type: ignore[arg-type]  # an iterable of lists of indices
+        batch_sampler=batches,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -42,9 +42,7 @@ def restore_loops(trainer: Trainer, noted: Mapping[str, Any]) -> None:
     for name, value in noted["connector"].items():
         # new dicts each time, because Lightning hands the present ones out to the user
         setattr(connector, name, dict(value) if isinstance(value, dict) else value)
-    put_back(
-        trainer.fit_loop.epoch_loop.val_loop, {"_seen_batches_per_dataloader": noted["seen"]}
-    )
+    put_back(trainer.fit_loop.epoch_loop.val_loop, {"_seen_batches_per_dataloader": noted["seen"]})
     trainer.training = True
 
 

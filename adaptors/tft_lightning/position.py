@@ -4,6 +4,7 @@ schedulers. It is the state right behind the optimizer step, from which the loop
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lightning.pytorch.callbacks import ProgressBar
@@ -27,7 +28,9 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 
 _CLOCKS = frozenset({"_last_time_checked"})
 """Attributes of callbacks that are times of day, which mean nothing in another run."""
-_MODULE = frozenset({"training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"})
+_MODULE = frozenset(
+    {"training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
+)
 _PLACE = "\0logs"
 """Stands for the directory of the logs, so that the state is the same wherever they are."""
 
@@ -41,12 +44,25 @@ class Position:
         self._trainer = trainer
         self._ledger = ledger
         self._place = str(trainer.log_dir or "")
-        self.output: Any = None
-        """What `training_step` has returned last."""
-        self.stepping = False
+        self._output: dict[str, Any] = {}
+        """The loss that `training_step` has returned last, and what else it has returned."""
+        self._stepping = False
         """True from the first optimizer step on: the state is then the one behind a batch."""
         self.pending: dict[str, Any] | None = None
         """A state that was loaded, and that the loop has not gone back to yet."""
+
+    def computed(self, output: Any) -> None:  # Any: what the user's training_step has returned
+        """
+        Note what `training_step` has returned. Tensors are detached, so that nothing of the graph
+        stays. Values that are not plain are left out.
+        """
+        self._stepping = True
+        self._output = {}
+        parts = self._trainer.accumulate_grad_batches
+        whole = ClosureResult.from_training_step_output(output, parts).asdict()
+        for name, value in whole.items():
+            with suppress(NotPlain):
+                self._output[name] = plain(value)
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -57,17 +73,18 @@ class Position:
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
         state = {
-            "batch": self.stepping,
+            "batch": self._stepping,
             "loops": noted_loops(trainer),
             "callbacks": [_noted_callback(each) for each in trainer.callbacks],
             "module": self._noted_module(module),
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
-            "output": self._noted_output(),
+            "output": dict(self._output),
             "loader": reader_of(trainer.fit_loop._combined_loader.flattened[0]).state(),
             "logged": self._ledger.count,
         }
-        return self._moved(state, self._place, _PLACE)
+        moved: dict[str, Any] = self._moved(state, self._place, _PLACE)
+        return moved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
@@ -81,7 +98,8 @@ class Position:
         """
         if self.pending is None:
             return None
-        state, self.pending = self._moved(self.pending, _PLACE, self._place), None
+        state: dict[str, Any] = self._moved(self.pending, _PLACE, self._place)
+        self.pending = None
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
         restore_loops(trainer, state["loops"])
@@ -94,22 +112,8 @@ class Position:
         restore_metrics(module, state["metrics"])
         reader_of(trainer.fit_loop._combined_loader.flattened[0]).load(state["loader"])
         self._ledger.count = state["logged"]
-        self.stepping = state["batch"]
+        self._stepping = state["batch"]
         return state
-
-    def _noted_output(self) -> Any:
-        if self.output is None:
-            return None
-        whole = ClosureResult.from_training_step_output(
-            self.output, self._trainer.accumulate_grad_batches
-        ).asdict()
-        found = {}
-        for name, value in whole.items():
-            try:
-                found[name] = plain(value)
-            except NotPlain:
-                continue
-        return found
 
     def _noted_module(self, module: Any) -> dict[str, Any]:
         return {
@@ -136,7 +140,9 @@ class Position:
 def _noted_callback(callback: Any) -> dict[str, Any] | None:
     if isinstance(callback, ProgressBar):
         return None
-    state = callback.state_dict() if is_overridden("state_dict", callback, parent=_parent()) else None
+    state = (
+        callback.state_dict() if is_overridden("state_dict", callback, parent=_parent()) else None
+    )
     try:
         kept = None if not state else plain(state)
     except NotPlain:

@@ -1,5 +1,5 @@
 """
-The metrics that a script logs with `self.log`, as rank-local state: sums over the epoch so far,
+The metrics that a script logs with `self.log`, as rank-local state: what was added up so far in the epoch,
 the values of the last step, and the states of the torchmetrics in the model.
 """
 
@@ -62,10 +62,17 @@ def restart_results(results: Any) -> None:
 
 def _noted(metric: Any) -> dict[str, Any]:
     meta = metric.meta
-    state = {name: plain(getattr(metric, name)) for name in _SUMS if metric.is_tensor and hasattr(metric, name)}
+    state = {
+        name: plain(getattr(metric, name))
+        for name in _SUMS
+        if metric.is_tensor and hasattr(metric, name)
+    }
     return {
         "meta": {name: getattr(meta, name) for name in _META},
-        "reduce": [getattr(meta.reduce_fx, "__module__", "torch") == "builtins", meta.reduce_fx.__name__],
+        "reduce": [
+            getattr(meta.reduce_fx, "__module__", "torch") == "builtins",
+            meta.reduce_fx.__name__,
+        ],
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "tensor": metric.is_tensor,
         "state": {
@@ -119,7 +126,11 @@ def restore_metrics(module: nn.Module, noted: Mapping[str, Any]) -> None:
         if name not in noted:
             continue
         for state, value in noted[name]["states"].items():
-            moved = [each.to(metric.device) for each in value] if isinstance(value, list) else value.to(metric.device)
+            moved = (
+                [each.to(metric.device) for each in value]
+                if isinstance(value, list)
+                else value.to(metric.device)
+            )
             setattr(metric, state, moved)
         metric._update_count = noted[name]["count"]
         # an interrupted `compute` has left the states of all ranks in place of those of this rank

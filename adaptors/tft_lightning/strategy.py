@@ -25,15 +25,15 @@ from tft.errors import UsageError
 from tft_lightning.agreed import Agreed
 from tft_lightning.checkpoints import CheckpointLedger
 from tft_lightning.driver import Driver
-from tft_lightning.logs import LogLedger, continue_log
 from tft_lightning.loaders import positioned
+from tft_lightning.logs import LogLedger, continue_log
 from tft_lightning.position import Position
 from tft_lightning.refusals import refuse_unsupported
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
 
-class TftEnvironment(TorchElasticEnvironment):
+class TftEnvironment(TorchElasticEnvironment):  # type: ignore[misc]  # it has no types here
     """
     The ranks of the job as `tft run` has numbered them.
     """
@@ -73,20 +73,23 @@ class Schedulers:
             each.load_state_dict(state[str(at)])
 
 
-class TftStrategy(DDPStrategy):
+class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
     """
     Trains with DistributedDataParallel in a job of tft. It takes the arguments of `DDPStrategy`.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, limit: float = 3600.0, **kwargs: Any) -> None:
         """
-        Join the job. Raises `UsageError` for arguments that tft cannot support, and if the script
-        was not started by `tft run`.
+        Join the job. `limit` is the time in seconds that a validation, the end of an epoch, or a
+        checkpoint may take before a rank counts as hanging.
+
+        Raises `UsageError` if the script was not started by `tft run`.
         """
+        self._limit = limit
         kwargs.setdefault("cluster_environment", TftEnvironment())
         super().__init__(**kwargs)
         self._session = tft.init()
-        self._agreed = Agreed(self._session.run_dir, self._session.rank)
+        self._agreed = Agreed(self._session.run_dir / "lightning", self._session.rank)
         self._driver: Driver | None = None
 
     @property
@@ -126,10 +129,10 @@ class TftStrategy(DDPStrategy):
         super().setup_environment()
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
+            self._check_groups(trainer)
             return
         refuse_unsupported(trainer, self)
         run_dir: Path = self._session.run_dir
-        (run_dir / "lightning").mkdir(parents=True, exist_ok=True)
         ledger = LogLedger(run_dir, self._session.rank)
         for number, logger in enumerate(trainer.loggers):
             continue_log(logger, self._agreed.value, f"{run_dir.name}-{number}")
@@ -137,7 +140,14 @@ class TftStrategy(DDPStrategy):
         self._checkpoints = CheckpointLedger(run_dir)
         if self._driver is not None:
             raise UsageError("one job of tft trains once: call trainer.fit once in the script")
-        self._driver = Driver(self._session, trainer, ledger, self._checkpoints)
+        self._driver = Driver(self._session, trainer, ledger, self._checkpoints, self._limit)
+
+    def _check_groups(self, trainer: Trainer) -> None:
+        if not _distributed_is_initialized():
+            raise UsageError(
+                f"trainer.{trainer.state.fn.value} needs process groups, which tft forms for "
+                "trainer.fit: call it after trainer.fit, or in a script without TftStrategy"
+            )
 
     def setup(self, trainer: Trainer) -> None:
         """
@@ -210,9 +220,23 @@ class TftStrategy(DDPStrategy):
         """
         Write a checkpoint on rank 0.
         """
-        if self.is_global_zero and self._driver is not None:
+        if self._driver is None:
+            super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            return
+        if self.is_global_zero:
             self._checkpoints.creates(Path(filepath), self._session.step - 1)
-        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        with self._driver.long():
+            super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Wait for all ranks. Rank 0 may write a checkpoint meanwhile.
+        """
+        if self._driver is None:
+            super().barrier(*args, **kwargs)
+            return
+        with self._driver.long():
+            super().barrier(*args, **kwargs)
 
     # ---------------------------------------------------------------- without process groups
 
@@ -228,7 +252,8 @@ class TftStrategy(DDPStrategy):
                 f"a broadcast from rank {src} needs process groups, which exist in the training "
                 "loop only: broadcast from rank 0"
             )
-        return self._agreed.value(obj)
+        trainer = self.lightning_module.trainer
+        return self._agreed.value(obj, "sanity" if trainer.sanity_checking else "")
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """

@@ -49,7 +49,7 @@ def die(place: str, number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Net(LightningModule):
+class Net(LightningModule):  # type: ignore[misc]  # it has no types here
     """
     A small network with dropout, batch norm and several kinds of logged values.
     """
@@ -108,7 +108,7 @@ class Net(LightningModule):
         ]
 
 
-class Recorder(Callback):
+class Recorder(Callback):  # type: ignore[misc]  # it has no types here
     """
     Records each batch.
     """
@@ -152,7 +152,9 @@ def digest(value: Any) -> str:
             for one in each:
                 feed(one)
         else:
-            found.update(each.numpy().tobytes() if isinstance(each, Tensor) else repr(each).encode())
+            found.update(
+                each.numpy().tobytes() if isinstance(each, Tensor) else repr(each).encode()
+            )
 
     feed(value)
     return found.hexdigest()
@@ -202,7 +204,11 @@ def main() -> None:
                 "model": digest(model.state_dict()),
                 "optimizer": digest(trainer.optimizers[0].state_dict()),
                 "random": digest(
-                    [torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()]
+                    [
+                        torch.get_rng_state(),
+                        random.getstate(),
+                        numpy.random.random(3).tolist(),
+                    ]
                 ),
                 "counted": [recorder.batches, recorder.epochs, trainer.global_step],
             }

@@ -101,6 +101,19 @@ def test_one_kill_leaves_the_training_as_it_was(
 
 
 @pytest.mark.soak
+def test_kills_in_the_first_and_last_steps_leave_the_training_as_it_was(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """When ranks are killed before the first step is complete, behind it, and behind the last step,
+    then everything is as without a fault."""
+    specs = ("kill:rank=1,step=1,phase=backward", "kill:rank=0,step=1,phase=update")
+    places = ("batch_end:0:0", "saving:1:24", "epoch_end:0:2")
+    outcome = protected(tmp_path, chaos(*specs), *deaths(*places))
+    assert outcome.code == 0, outcome.output
+    assert differences(tmp_path / "own", undisturbed) == []
+
+
+@pytest.mark.soak
 def test_early_stopping_stops_at_the_same_step_after_kills(tmp_path: Path) -> None:
     """When ranks are killed in the last validations before early stopping, then the training stops
     at the step at which it stops without a fault."""
