@@ -9,31 +9,39 @@ from tft.errors import UsageError
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
 
-def refuse_unsupported(trainer: Trainer, strategy: Any) -> None:
+def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
     """
-    Raise `UsageError` if `trainer` is set up in a way that tft cannot make fault tolerant.
+    Raise `UsageError` if `trainer` is set up in a way that tft cannot make fault tolerant. The job
+    has `world` ranks.
     """
-    for wrong, sentence in (
-        (
-            not trainer.lightning_module.automatic_optimization,
-            "the LightningModule has automatic_optimization=False, so its training_step changes the "
-            "state where tft cannot see it: use automatic optimization, or write the loop by hand",
-        ),
-        (
-            bool(trainer.reload_dataloaders_every_n_epochs),
+    if strategy.num_nodes * strategy.num_processes != world:
+        raise UsageError(
+            f"the Trainer has {strategy.num_processes} devices on each of {strategy.num_nodes} "
+            f"nodes, but the job has {world} ranks: give the Trainer devices= as tft run has "
+            "--nproc-per-node, and num_nodes= as it has --nnodes"
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        raise UsageError(
+            "the LightningModule has automatic_optimization=False, so its training_step changes "
+            "the state where tft cannot see it: use automatic optimization, or write the loop by "
+            "hand"
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UsageError(
             "reload_dataloaders_every_n_epochs makes other loaders in the middle of the training, "
-            "whose position tft cannot keep: leave it out",
-        ),
-        (
-            getattr(trainer, "_val_check_time_interval", None) is not None,
+            "whose position tft cannot keep: leave it out"
+        )
+    if trainer._val_check_time_interval is not None:
+        raise UsageError(
             "val_check_interval is a time, and the clocks of the ranks differ: give a number of "
-            "batches",
-        ),
-        (
-            strategy._model_averaging_period is not None or strategy._ddp_comm_state is not None,
-            "model averaging and the state of a DDP communication hook differ between the ranks, and "
-            "tft cannot restore them: leave out ddp_comm_state and model_averaging_period",
-        ),
-    ):
-        if wrong:
-            raise UsageError(sentence)
+            "batches, or a part of an epoch"
+        )
+    if strategy._ddp_kwargs.get("static_graph"):
+        raise UsageError(
+            "tft cannot rebuild a DDP with static_graph=True: leave static_graph out of TftStrategy"
+        )
+    if strategy._model_averaging_period is not None or strategy._ddp_comm_state is not None:
+        raise UsageError(
+            "the state of a DDP communication hook differs between the ranks, and tft cannot "
+            "restore it: leave ddp_comm_state and model_averaging_period out of TftStrategy"
+        )

@@ -33,24 +33,6 @@ from tft_lightning.refusals import refuse_unsupported
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
 
-class TftEnvironment(TorchElasticEnvironment):  # type: ignore[misc]  # it has no types here
-    """
-    The ranks of the job as `tft run` has numbered them.
-    """
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """
-        Raise `UsageError` if the trainer has other ranks than the job.
-        """
-        world = self.world_size()
-        if num_devices * num_nodes != world:
-            raise UsageError(
-                f"the Trainer has {num_devices} devices on {num_nodes} nodes, but the job has "
-                f"{world} ranks: give the Trainer devices= as tft run has --nproc-per-node, and "
-                "num_nodes= as it has --nnodes"
-            )
-
-
 class Schedulers:
     """
     All learning rate schedulers of the trainer as one object with state.
@@ -86,7 +68,7 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         Raises `UsageError` if the script was not started by `tft run`.
         """
         self._limit = limit
-        kwargs.setdefault("cluster_environment", TftEnvironment())
+        kwargs.setdefault("cluster_environment", TorchElasticEnvironment())
         super().__init__(**kwargs)
         self._session = tft.init()
         self._agreed = Agreed(self._session.run_dir / "lightning", self._session.rank)
@@ -131,7 +113,7 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         if trainer.state.fn != TrainerFn.FITTING:
             self._check_groups(trainer)
             return
-        refuse_unsupported(trainer, self)
+        refuse_unsupported(trainer, self, self._session.world)
         run_dir: Path = self._session.run_dir
         ledger = LogLedger(run_dir, self._session.rank)
         for number, logger in enumerate(trainer.loggers):

@@ -1,0 +1,100 @@
+"""
+A positioned loader goes back to any batch, in the same process or in another one.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from tft_lightning.loaders import positioned, reader_of
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from tft.errors import UsageError
+
+
+class Numbers(Dataset[Any]):
+    """
+    Numbers, each with another number that is drawn when it is read.
+    """
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a number."""
+        return torch.tensor(float(index))
+
+
+class Stream(IterableDataset[Any]):
+    """
+    The same numbers without an index.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the numbers."""
+        yield from (torch.tensor(float(number)) for number in range(24))
+
+
+def loaders(workers: int) -> list[Any]:
+    """
+    Return loaders of several kinds.
+    """
+    return [
+        DataLoader(Numbers(), batch_size=4, num_workers=workers),
+        DataLoader(Numbers(), batch_size=4, num_workers=workers, shuffle=True),
+        DataLoader(
+            Numbers(), batch_size=4, num_workers=workers, shuffle=True,
+            generator=torch.Generator().manual_seed(5),
+        ),
+        DataLoader(Stream(), batch_size=4, num_workers=min(workers, 1)),
+    ]  # fmt: skip
+
+
+def read(batches: Any) -> list[list[float]]:
+    """
+    Return the batches as lists.
+    """
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", range(4))
+def test_a_replacement_reads_the_rest_of_the_epoch(kind: int, workers: int) -> None:
+    """When another process takes over the state of a loader in the middle of an epoch, then it reads
+    the batches that the first one would have read, also in the next epoch."""
+    torch.manual_seed(3)
+    first = positioned(loaders(workers)[kind], lambda: 0)
+    whole = iter(first)
+    read(islice(whole, 2))
+    state, drawn = reader_of(first).state(), torch.get_rng_state()
+    rest, following = read(whole), read(first)
+
+    other = positioned(loaders(workers)[kind], lambda: 0)
+    reader_of(other).load(state)
+    reader_of(other).seek(2)
+    taken = iter(other)
+    torch.set_rng_state(drawn)
+    assert read(taken) == rest
+    assert read(other) == following
+
+
+def test_a_survivor_reads_kept_batches_again() -> None:
+    """When a loader goes back within its epoch, then it serves the batches that it has kept, and
+    reads no item again."""
+    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0)
+    batches = iter(loader)
+    kept = list(islice(batches, 3))
+    reader_of(loader).trim(1)
+    reader_of(loader).seek(1)
+    again = list(iter(loader))
+    assert again[:2] == kept[1:]
+    assert len(again) == 5
+
+
+def test_a_list_of_batches_is_refused() -> None:
+    """When the training data are no DataLoader, then this is said."""
+    with pytest.raises(UsageError, match="DataLoader"):
+        positioned([1, 2, 3], lambda: 0)
