@@ -3,12 +3,18 @@ Copies and restores the attributes of callbacks and modules that are plain value
 tensors, and lists, tuples and dicts of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from tft.errors import UsageError
+
 _SCALARS = (bool, int, float, str, bytes, type(None))
+
+
+LIMIT = 32 * 1024
+"""The most bytes of one attribute that are kept. The whole rank-local state has 256 KiB."""
 
 
 class NotPlain(Exception):
@@ -34,7 +40,7 @@ def plain(value: Any) -> Any:  # Any: an attribute may have any type
     raise NotPlain
 
 
-def attributes_of(owner: object, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+def attributes_of(owner: object, but: Collection[str] = ()) -> dict[str, Any]:
     """
     Return the plain attributes of `owner` by name, without those named in `but`.
     """
@@ -46,6 +52,64 @@ def attributes_of(owner: object, but: frozenset[str] = frozenset()) -> dict[str,
             except NotPlain:
                 continue
     return found
+
+
+def size_of(value: Any) -> int:  # Any: a result of `plain`
+    """
+    Return about how many bytes a plain value takes.
+    """
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(size_of(key) + size_of(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return 8
+
+
+class Attributes:
+    """
+    The plain attributes of an object that may change while training.
+
+    An attribute that is large before training begins counts as constant, and is left out: the
+    script sets it in each process.
+    """
+
+    def __init__(self, owner: object, but: Collection[str] = (), *, public: bool = False) -> None:
+        """
+        Watch the attributes of `owner` except those named in `but`, and with `public` except those
+        whose names begin with an underscore.
+        """
+        self._owner = owner
+        self._public = public
+        self._but = frozenset(but)
+        self._but |= {name for name, value in self._found().items() if size_of(value) > LIMIT}
+
+    def noted(self) -> dict[str, Any]:
+        """
+        Return a copy of the attributes by name. Raises `UsageError` if one of them has grown large.
+        """
+        found = self._found()
+        for name, value in found.items():
+            if size_of(value) > LIMIT:
+                raise UsageError(
+                    f"the attribute {name} of {type(self._owner).__name__} has grown to more than "
+                    f"{LIMIT // 1024} KiB while training, too much to keep it for a replacement "
+                    "process at every step: use self.log, or a torchmetrics Metric in the module"
+                )
+        return found
+
+    def put_back(self, noted: Mapping[str, Any]) -> None:
+        """
+        Set the attributes to a result of `noted`, of this process or another one.
+        """
+        put_back(self._owner, noted)
+
+    def _found(self) -> dict[str, Any]:
+        found = attributes_of(self._owner, self._but)
+        return {n: v for n, v in found.items() if not (self._public and n.startswith("_"))}
 
 
 def put_back(owner: object, attributes: Mapping[str, Any]) -> None:

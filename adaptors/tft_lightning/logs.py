@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 _KEPT = ".kept"
@@ -56,18 +56,17 @@ class LogLedger:
             draft.replace(self._path)
 
 
-def continue_log(logger: Logger, agree: Callable[[Any], Any], run: str) -> None:
+def continue_log(logger: Logger, agree: Callable[[Any], Any], incarnation: int) -> None:
     """
-    Let `logger` use the same directory, or the same run of wandb, in all processes of the job.
-    `agree` returns the value of rank 0 when the job was started. `run` names the job's run.
+    Let `logger` use the same directory in all processes of the job. `agree` returns the value of
+    rank 0 when the job was started. `incarnation` is the number of this process of the rank.
 
     A CSV file that an earlier process has begun is continued. Lightning alone would remove it.
     """
-    if isinstance(logger, WandbLogger):
-        if logger._wandb_init.get("id") is None:
-            logger._id = logger._wandb_init["id"] = run
-        logger._wandb_init["resume"] = "allow"
-    elif hasattr(logger, "_version"):
+    if isinstance(logger, TensorBoardLogger) and incarnation:
+        # the files are named after the second in which they are made, so two could be the same
+        logger._kwargs.setdefault("filename_suffix", f".{incarnation}")
+    if hasattr(logger, "_version"):
         logger._version = agree(logger.version if rank_zero_only.rank == 0 else None)
     if isinstance(logger, CSVLogger) and rank_zero_only.rank == 0:
         _continue_csv(logger)

@@ -27,6 +27,7 @@ def noted_loops(trainer: Trainer) -> dict[str, Any]:
     return {
         "fit": _noted(trainer.fit_loop),
         "should_stop": trainer.should_stop,
+        "accumulate": trainer.accumulate_grad_batches,
         "connector": {name: plain(getattr(connector, name)) for name in _CONNECTOR},
         "seen": dict(trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader),
     }
@@ -38,6 +39,7 @@ def restore_loops(trainer: Trainer, noted: Mapping[str, Any]) -> None:
     """
     _restore(trainer.fit_loop, noted["fit"])
     trainer.should_stop = noted["should_stop"]
+    trainer.accumulate_grad_batches = noted["accumulate"]
     connector = trainer._logger_connector
     for name, value in noted["connector"].items():
         # new dicts each time, because Lightning hands the present ones out to the user

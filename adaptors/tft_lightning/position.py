@@ -3,16 +3,16 @@ The rank-local state of a Lightning training: everything of this rank except mod
 schedulers. It is the state right behind the optimizer step, from which the loop goes on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from tft.errors import UsageError
-from tft_lightning.attributes import NotPlain, attributes_of, plain, put_back
+from tft_lightning.attributes import Attributes, NotPlain, plain
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
 from tft_lightning.loop_state import noted_loops, restore_loops
@@ -44,6 +44,10 @@ class Position:
         self._trainer = trainer
         self._ledger = ledger
         self._place = str(trainer.log_dir or "")
+        self._module = Attributes(trainer.lightning_module, _MODULE, public=True)
+        self._callbacks = [
+            CallbackState(each) for each in trainer.callbacks if not isinstance(each, ProgressBar)
+        ]
         self._output: dict[str, Any] = {}
         """The loss that `training_step` has returned last, and what else it has returned."""
         self._stepping = False
@@ -75,8 +79,8 @@ class Position:
         state = {
             "batch": self._stepping,
             "loops": noted_loops(trainer),
-            "callbacks": [_noted_callback(each) for each in trainer.callbacks],
-            "module": self._noted_module(module),
+            "callbacks": [each.noted() for each in self._callbacks],
+            "module": self._module.noted(),
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
             "output": dict(self._output),
@@ -103,10 +107,9 @@ class Position:
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
         restore_loops(trainer, state["loops"])
-        for callback, noted in zip(trainer.callbacks, state["callbacks"], strict=True):
-            if noted is not None:
-                _restore_callback(callback, noted)
-        put_back(module, state["module"])
+        for callback, noted in zip(self._callbacks, state["callbacks"], strict=True):
+            callback.put_back(noted)
+        self._module.put_back(state["module"])
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"])
@@ -114,13 +117,6 @@ class Position:
         self._ledger.count = state["logged"]
         self._stepping = state["batch"]
         return state
-
-    def _noted_module(self, module: Any) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in attributes_of(module, _MODULE).items()
-            if not name.startswith("_")
-        }
 
     def _moved(self, state: Any, old: str, new: str) -> Any:
         """
@@ -137,30 +133,36 @@ class Position:
         return state
 
 
-def _noted_callback(callback: Any) -> dict[str, Any] | None:
-    if isinstance(callback, ProgressBar):
-        return None
-    state = (
-        callback.state_dict() if is_overridden("state_dict", callback, parent=_parent()) else None
-    )
-    try:
-        kept = None if not state else plain(state)
-    except NotPlain:
-        raise UsageError(
-            f"the state_dict of the callback {type(callback).__name__} has values that tft cannot "
-            "keep: it keeps numbers, texts, tensors, and lists, tuples and dicts of them"
-        ) from None
-    return {"attributes": attributes_of(callback, _CLOCKS), "state": kept}
+class CallbackState:
+    """
+    The state of a callback: its plain attributes, and its `state_dict` if it has one.
+    """
 
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._attributes = Attributes(callback, _CLOCKS)
+        self._tells = is_overridden("state_dict", callback, parent=Callback)
 
-def _restore_callback(callback: Any, noted: Mapping[str, Any]) -> None:
-    if noted["state"] is not None:
-        callback.load_state_dict(dict(noted["state"]))
-    put_back(callback, noted["attributes"])
+    def noted(self) -> dict[str, Any]:
+        """
+        Return a copy of the state. Raises `UsageError` if it cannot be kept.
+        """
+        state = {"attributes": self._attributes.noted(), "state": None}
+        if self._tells:
+            try:
+                state["state"] = plain(self._callback.state_dict())
+            except NotPlain:
+                raise UsageError(
+                    f"the state_dict of the callback {type(self._callback).__name__} has values "
+                    "that tft cannot keep: it keeps numbers, texts, tensors, and lists, tuples and "
+                    "dicts of them"
+                ) from None
+        return state
 
-
-def _parent() -> Callable[..., Any]:
-    from lightning.pytorch.callbacks import Callback
-
-    kind: Callable[..., Any] = Callback
-    return kind
+    def put_back(self, noted: Mapping[str, Any]) -> None:
+        """
+        Restore a result of `noted`.
+        """
+        if noted["state"]:
+            self._callback.load_state_dict(dict(noted["state"]))
+        self._attributes.put_back(noted["attributes"])

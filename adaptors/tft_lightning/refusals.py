@@ -4,7 +4,16 @@ Refuses what a trainer may ask for and tft cannot do, with a sentence, before an
 
 from typing import Any
 
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
 from tft.errors import UsageError
+
+_REFUSED = (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging, WeightAveraging)
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
@@ -36,6 +45,12 @@ def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
             "val_check_interval is a time, and the clocks of the ranks differ: give a number of "
             "batches, or a part of an epoch"
         )
+    for callback in trainer.callbacks:
+        if isinstance(callback, _REFUSED):
+            raise UsageError(
+                f"the callback {type(callback).__name__} has state that is no plain value, or fits "
+                "several times, so a replacement process could not go on with it: leave it out"
+            )
     if strategy._ddp_kwargs.get("static_graph"):
         raise UsageError(
             "tft cannot rebuild a DDP with static_graph=True: leave static_graph out of TftStrategy"

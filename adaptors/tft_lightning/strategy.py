@@ -116,8 +116,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         refuse_unsupported(trainer, self, self._session.world)
         run_dir: Path = self._session.run_dir
         ledger = LogLedger(run_dir, self._session.rank)
-        for number, logger in enumerate(trainer.loggers):
-            continue_log(logger, self._agreed.value, f"{run_dir.name}-{number}")
+        for logger in trainer.loggers:
+            continue_log(logger, self._agreed.value, self._session.incarnation)
             ledger.watch(logger)
         self._checkpoints = CheckpointLedger(run_dir)
         if self._driver is not None:

@@ -1,7 +1,7 @@
 """
 Trains a small classifier with Lightning on two processes, and survives the loss of processes.
 
-    tft run --nproc-per-node 2 --run-dir runs/tft examples/lightning/train.py --dir runs/train
+    tft run --nproc-per-node 2 --adaptor lightning --run-dir runs/tft examples/lightning/train.py --dir runs/train
 """
 
 import argparse

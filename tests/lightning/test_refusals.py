@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from tft_lightning.refusals import refuse_unsupported
 from tft_lightning.versions import check_lightning
 
@@ -17,7 +18,11 @@ def trainer(**changed: Any) -> Any:
     Return the settings of a trainer that is not refused, with some changes.
     """
     module = SimpleNamespace(automatic_optimization=changed.pop("automatic_optimization", True))
-    settings = {"reload_dataloaders_every_n_epochs": 0, "_val_check_time_interval": None}
+    settings: dict[str, Any] = {
+        "reload_dataloaders_every_n_epochs": 0,
+        "_val_check_time_interval": None,
+        "callbacks": [],
+    }
     return SimpleNamespace(lightning_module=module, **(settings | changed))
 
 
@@ -45,6 +50,7 @@ def test_a_usual_trainer_is_not_refused() -> None:
         ({"automatic_optimization": False}, {}, "automatic_optimization"),
         ({"reload_dataloaders_every_n_epochs": 1}, {}, "reload_dataloaders_every_n_epochs"),
         ({"_val_check_time_interval": 60.0}, {}, "val_check_interval"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, {}, "StochasticWeightAveraging"),
         ({}, {"_ddp_kwargs": {"static_graph": True}}, "static_graph"),
         ({}, {"_model_averaging_period": 4}, "model_averaging_period"),
         ({}, {"_ddp_comm_state": object()}, "ddp_comm_state"),

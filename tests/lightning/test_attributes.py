@@ -1,0 +1,50 @@
+"""
+The plain attributes of callbacks and modules are noted and put back.
+"""
+
+import pytest
+import torch
+from tft_lightning.attributes import Attributes
+
+from tft.errors import UsageError
+
+
+class Counter:
+    """
+    An object with attributes of several kinds.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kept: list[torch.Tensor] = []
+        self.best = {"a": torch.zeros(2)}
+        self.words = ["word"] * 20_000
+        self.other = object()
+
+
+def test_attributes_are_put_back_in_place() -> None:
+    """When numbers, lists and dicts of an object change, then they are put back, and lists and dicts
+    stay the same objects. Other objects are left alone."""
+    counter = Counter()
+    watched = Attributes(counter)
+    noted = watched.noted()
+    kept, best, other = counter.kept, counter.best, counter.other
+    counter.count = 3
+    counter.kept.append(torch.ones(()))
+    counter.best["b"] = torch.ones(1)
+    watched.put_back(noted)
+    assert (counter.count, counter.kept, list(counter.best)) == (0, [], ["a"])
+    assert counter.kept is kept
+    assert counter.best is best
+    assert counter.other is other
+
+
+def test_an_attribute_that_grows_is_refused_by_name() -> None:
+    """When a list grows without limit while training, then this is refused with its name. One that
+    is large from the start is left out."""
+    counter = Counter()
+    watched = Attributes(counter)
+    assert "words" not in watched.noted()
+    counter.kept = [torch.zeros(100)] * 100
+    with pytest.raises(UsageError, match="kept of Counter"):
+        watched.noted()
