@@ -67,6 +67,15 @@ class Driver:
             self._opened = True
 
         plugin._after_closure = after_closure
+        optimization = epoch.automatic_optimization
+        optimizes = optimization._optimizer_step
+
+        def optimizer_step(*args: Any, **kwargs: Any) -> None:
+            optimizes(*args, **kwargs)
+            if self._opened:
+                self._end_step()
+
+        optimization._optimizer_step = optimizer_step
         for callback in trainer.callbacks:
             self._checkpoints.watch(callback)
 
@@ -89,17 +98,18 @@ class Driver:
 
     # ---------------------------------------------------------------- one optimizer step
 
-    def noted(self, output: Any) -> Any:  # Any: what the user's training_step has returned
+    def noted(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
-        Note the output of `training_step`, and return it.
+        Note the output of `training_step`.
         """
         if self._position is not None:
             self._position.computed(output)
-        return output
 
     def step(self, update: Callable[[], Any]) -> Any:
         """
-        Call `update`, which computes the gradients and changes the state, as one step of tft.
+        Call `update`, which computes the gradients and changes the state, as one step of tft. The
+        step ends later, behind the hook `optimizer_step` of the module, which may set the learning
+        rate behind the update.
         """
         self._opened = False
         result = update()
@@ -109,11 +119,14 @@ class Driver:
                 "it: training_step must return a loss for each batch"
             )
         self._session.close_window()
+        return result
+
+    def _end_step(self) -> None:
+        self._opened = False
         loop = self._trainer.fit_loop.epoch_loop
         self._last = self._session.step - 1, loop._results.batch, loop.batch_idx
         self._reader.trim(loop.batch_progress.current.ready)
         self._session.end_step()
-        return result
 
     # ---------------------------------------------------------------- the loops
 
@@ -230,7 +243,7 @@ class Driver:
         connector = trainer._logger_connector
         loop._results.batch = batch
         _set_rng_states(drawn)
-        loop.automatic_optimization.optim_progress.optimizer.step.increment_completed()
+        _complete(loop.automatic_optimization.optim_progress.optimizer)
         loop.batch_progress.increment_processed()
         loop.update_lr_schedulers("step", update_plateau_schedulers=False)
         if loop._num_ready_batches_reached():
@@ -273,3 +286,16 @@ class Driver:
         fetcher.combined_loader._iterator._idx = number
         fetcher._start_profiler = epoch._on_before_fetch
         fetcher._stop_profiler = epoch._on_after_fetch
+
+
+def _complete(progress: Any) -> None:  # Any: the counters of the optimizer have no types here
+    """
+    Count an optimizer step as complete. Its gradients have been set to zero once: this may have
+    happened after the counters were noted.
+    """
+    progress.step.increment_completed()
+    for zeroed, step in (
+        (progress.zero_grad.total, progress.step.total),
+        (progress.zero_grad.current, progress.step.current),
+    ):
+        zeroed.ready = zeroed.started = zeroed.completed = step.completed

@@ -73,6 +73,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         self._session = tft.init()
         self._agreed = Agreed(self._session.run_dir / "lightning", self._session.rank)
         self._driver: Driver | None = None
+        self._depth = 0
+        """How many calls of the module are open in `training_step`."""
 
     @property
     def session(self) -> tft.Session:
@@ -144,6 +146,7 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
                 )
             if self.replacement:
                 trainer.num_sanity_val_steps = 0
+            self._watch_outputs(self._driver)
             self._driver.install()
 
     def configure_ddp(self) -> None:
@@ -188,8 +191,27 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         """
         Compute the loss of a batch.
         """
-        output = super().training_step(*args, **kwargs)
-        return output if self._driver is None else self._driver.noted(output)
+        self._depth = 0
+        return super().training_step(*args, **kwargs)
+
+    def _watch_outputs(self, driver: Driver) -> None:
+        """
+        Let `driver` note what `training_step` returns. DDP calls it through the module, and tells
+        tft at the end of its own forward pass that this rank is about to contribute. So the output
+        must be noted before that.
+        """
+
+        def enters(module: Any, inputs: Any) -> None:
+            self._depth += 1
+
+        def leaves(module: Any, inputs: Any, output: Any) -> None:
+            self._depth -= 1
+            # the training_step may call the module for its own purposes
+            if not self._depth and torch.is_grad_enabled():
+                driver.noted(output)
+
+        self.lightning_module.register_forward_pre_hook(enters)
+        self.lightning_module.register_forward_hook(leaves)
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         """

@@ -30,6 +30,7 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--watches", default="val_loss")
+parser.add_argument("--unused", action="store_true")
 parser.add_argument("--raises", type=int, default=0)
 parser.add_argument("--dies", action="append", default=[])
 args = parser.parse_args()
@@ -72,6 +73,13 @@ class Net(LightningModule):  # type: ignore[misc]  # it has no types here
         self.log("loss", loss, on_step=True, on_epoch=True)
         self.log("most", loss, on_epoch=True, on_step=False, reduce_fx="max", sync_dist=True)
         return {"loss": loss, "sum": points.sum()}
+
+    def optimizer_step(self, *step: Any, **kwargs: Any) -> None:
+        """Step, and raise the learning rate behind the first steps, as people do to warm up."""
+        super().optimizer_step(*step, **kwargs)
+        if self.trainer.global_step < 4:
+            for group in self.trainer.optimizers[0].param_groups:
+                group["lr"] *= 1.5
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Log the learning rate."""
@@ -176,11 +184,11 @@ def main() -> None:
     """
     args.dir.mkdir(parents=True, exist_ok=True)
     seed_everything(7)
-    strategy: Any = "ddp"
+    strategy: Any = "ddp_find_unused_parameters_true" if args.unused else "ddp"
     if not args.plain:
         from tft_lightning import TftStrategy
 
-        strategy = TftStrategy()
+        strategy = TftStrategy(find_unused_parameters=True) if args.unused else TftStrategy()
     recorder = Recorder()
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=args.epochs, log_every_n_steps=1,
