@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 _KEPT = ".kept"
@@ -56,13 +56,17 @@ class LogLedger:
             draft.replace(self._path)
 
 
-def continue_log(logger: Logger, agree: Callable[[Any], Any], incarnation: int) -> None:
+def continue_log(logger: Logger, agree: Callable[[Any], Any], incarnation: int, run: str) -> None:
     """
-    Let `logger` use the same directory in all processes of the job. `agree` returns the value of
-    rank 0 when the job was started. `incarnation` is the number of this process of the rank.
+    Let `logger` use the same directory, or the same run of wandb, in all processes of the job.
+    `agree` returns the value of rank 0 when the job was started. `incarnation` is the number of
+    this process of the rank. `run` is the identifier of a run that the script has not named.
 
     A CSV file that an earlier process has begun is continued. Lightning alone would remove it.
     """
+    if isinstance(logger, WandbLogger):
+        logger._wandb_init["id"] = logger._id = logger._wandb_init.get("id") or run
+        logger._wandb_init["resume"] = "allow"
     if isinstance(logger, TensorBoardLogger) and incarnation:
         # the files are named after the second in which they are made, so two could be the same
         logger._kwargs.setdefault("filename_suffix", f".{incarnation}")

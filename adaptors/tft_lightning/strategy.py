@@ -118,8 +118,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         refuse_unsupported(trainer, self, self._session.world)
         run_dir: Path = self._session.run_dir
         ledger = LogLedger(run_dir, self._session.rank)
-        for logger in trainer.loggers:
-            continue_log(logger, self._agreed.value, self._session.incarnation)
+        for number, logger in enumerate(trainer.loggers):
+            run = f"{run_dir.name}-{number}"
+            continue_log(logger, self._agreed.value, self._session.incarnation, run)
             ledger.watch(logger)
         self._checkpoints = CheckpointLedger(run_dir)
         if self._driver is not None:
