@@ -79,7 +79,7 @@ class Position:
         state = {
             "batch": self._stepping,
             "loops": noted_loops(trainer),
-            "callbacks": [each.noted() for each in self._callbacks],
+            "callbacks": _moved([each.noted() for each in self._callbacks], self._place, _PLACE),
             "module": self._module.noted(),
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
@@ -87,8 +87,7 @@ class Position:
             "loader": reader_of(trainer.fit_loop._combined_loader.flattened[0]).state(),
             "logged": self._ledger.count,
         }
-        moved: dict[str, Any] = self._moved(state, self._place, _PLACE)
-        return moved
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
@@ -102,12 +101,12 @@ class Position:
         """
         if self.pending is None:
             return None
-        state: dict[str, Any] = self._moved(self.pending, _PLACE, self._place)
-        self.pending = None
+        state, self.pending = self.pending, None
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
         restore_loops(trainer, state["loops"])
-        for callback, noted in zip(self._callbacks, state["callbacks"], strict=True):
+        callbacks = _moved(state["callbacks"], _PLACE, self._place)
+        for callback, noted in zip(self._callbacks, callbacks, strict=True):
             callback.put_back(noted)
         self._module.put_back(state["module"])
         restore_results(loop._results, state["results"], module)
@@ -118,19 +117,19 @@ class Position:
         self._stepping = state["batch"]
         return state
 
-    def _moved(self, state: Any, old: str, new: str) -> Any:
-        """
-        Return `state` with the directory of the logs replaced in all texts.
-        """
-        if not old:
-            return state
-        if isinstance(state, str):
-            return state.replace(old, new)
-        if isinstance(state, dict):
-            return {self._moved(k, old, new): self._moved(v, old, new) for k, v in state.items()}
-        if type(state) in (list, tuple):
-            return type(state)(self._moved(each, old, new) for each in state)
-        return state
+
+# Any: a tree of plain values
+def _moved(state: Any, old: str, new: str) -> Any:
+    """
+    Return `state` with the directory `old` replaced by `new` in all texts.
+    """
+    if isinstance(state, str):
+        return state.replace(old, new) if old else state
+    if isinstance(state, dict):
+        return {_moved(key, old, new): _moved(each, old, new) for key, each in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_moved(each, old, new) for each in state)
+    return state
 
 
 class CallbackState:

@@ -4,6 +4,7 @@ the values of the last step, and the states of the torchmetrics in the model.
 """
 
 import builtins
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None
     for key, row in noted.items():
         metric = results.get(key)
         if metric is None:
-            metric = results[key] = _made(row, module)
+            metric = results[key] = _made(json.loads(row["about"]), module)
         for name, value in row["state"].items():
             if isinstance(value, Tensor):
                 value = value.to(module.device)
@@ -67,7 +68,7 @@ def _noted(metric: Any) -> dict[str, Any]:
         for name in _SUMS
         if metric.is_tensor and hasattr(metric, name)
     }
-    return {
+    about = {
         "meta": {name: getattr(meta, name) for name in _META},
         "reduce": [
             getattr(meta.reduce_fx, "__module__", "torch") == "builtins",
@@ -75,6 +76,10 @@ def _noted(metric: Any) -> dict[str, Any]:
         ],
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "tensor": metric.is_tensor,
+    }
+    return {
+        # one text, because it takes less time to pack
+        "about": json.dumps(about),
         "state": {
             **state,
             "has_reset": metric.has_reset,
@@ -85,16 +90,16 @@ def _noted(metric: Any) -> dict[str, Any]:
     }
 
 
-def _made(row: Mapping[str, Any], module: Any) -> Any:
-    builtin, name = row["reduce"]
-    meta = _Metadata(reduce_fx=getattr(builtins if builtin else torch, name), **row["meta"])
-    should, rank_zero_only = row["sync"]
+def _made(about: Mapping[str, Any], module: Any) -> Any:
+    builtin, name = about["reduce"]
+    meta = _Metadata(reduce_fx=getattr(builtins if builtin else torch, name), **about["meta"])
+    should, rank_zero_only = about["sync"]
     meta.sync = _Sync(
         _should=should, fn=module.trainer.strategy.reduce, rank_zero_only=rank_zero_only
     )
-    metric = _ResultMetric(meta, row["tensor"])
-    if not row["tensor"]:
-        metric.value = module.get_submodule(row["meta"]["metric_attribute"])
+    metric = _ResultMetric(meta, about["tensor"])
+    if not about["tensor"]:
+        metric.value = module.get_submodule(about["meta"]["metric_attribute"])
     return metric.to(module.device)
 
 
