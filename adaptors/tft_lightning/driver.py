@@ -171,7 +171,8 @@ class Driver:
         while resumed or not fit.done:
             try:
                 if not resumed:
-                    fit.on_advance_start()
+                    with self.long():
+                        fit.on_advance_start()
                 resumed = False
                 fit.advance()
                 with self.long():
@@ -187,8 +188,9 @@ class Driver:
         epoch = self._trainer.fit_loop.epoch_loop
         behind, self._behind = self._behind, None
         if behind is None:
-            epoch.reset()
-            epoch.on_run_start(fetcher)
+            with self.long():
+                epoch.reset()
+                epoch.on_run_start(fetcher)
         while behind is not None or not epoch.done:
             try:
                 if behind is None:
@@ -239,9 +241,11 @@ class Driver:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
         drawn = _collect_rng_states()
-        batch, number, output = self._last_batch(fetcher, state)
+        with self.long():
+            batch, number, output = self._last_batch(fetcher, state)
         connector = trainer._logger_connector
         loop._results.batch = batch
+        loop._results.batch_size = None
         _set_rng_states(drawn)
         _complete(loop.automatic_optimization.optim_progress.optimizer)
         loop.batch_progress.increment_processed()

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from tft.errors import UsageError
@@ -32,6 +34,12 @@ def positioned(
         raise UsageError(
             f"the training loader is a {type(loader).__name__}, whose position tft cannot keep: "
             "return one torch.utils.data.DataLoader from train_dataloader"
+        )
+    if hasattr(loader, "state_dict"):
+        raise UsageError(
+            f"the training loader is a {type(loader).__name__}, which keeps a position of its own. "
+            "After an incident this position would be wrong in the checkpoints of Lightning: use a "
+            "torch.utils.data.DataLoader, whose position tft keeps"
         )
     if _READER not in vars(loader):
         kind = type(loader)
@@ -152,19 +160,19 @@ class _Live:
         self._inner = inner
         self._next = first
         self._epoch = epoch
-        self._kept: dict[int, tuple[Batch, Any]] = {}
-        """The batches by their number in the epoch, each with the random states after it was
-        read."""
+        self._kept: dict[int, tuple[Batch, Any, list[int]]] = {}
+        """The batches by their number in the epoch, each with the random states after it was read,
+        and the versions of its tensors."""
 
     def reaches(self, first: int, epoch: int) -> bool:
         """
         Return True if the batches of `epoch` from `first` on can be had from this iterator.
         """
-        return (
-            epoch == self._epoch
-            and all(n in self._kept for n in range(first, self._next))
-            and first <= self._next
-        )
+        if epoch != self._epoch or first > self._next:
+            return False
+        kept = [self._kept.get(number) for number in range(first, self._next)]
+        # a training_step may have changed the tensors of a batch in place
+        return all(each is not None and each[2] == _versions(each[0]) for each in kept)
 
     def trim(self, first: int) -> None:
         self._kept = {number: kept for number, kept in self._kept.items() if number >= first}
@@ -176,7 +184,7 @@ class _Live:
         number = first
         while True:
             if number in self._kept:
-                batch, states = self._kept[number]
+                batch, states, _ = self._kept[number]
                 if states is not None:
                     _set_rng_states(states)
             else:
@@ -191,10 +199,17 @@ class _Live:
                     if self._reader._loader.num_workers
                     else _collect_rng_states(include_cuda=False)
                 )
-                self._kept[number] = batch, states
+                self._kept[number] = batch, states, _versions(batch)
                 self._next = number + 1
             number += 1
             yield batch
+
+
+def _versions(batch: Batch) -> list[int]:
+    """
+    Return how often each tensor of a batch was changed in place.
+    """
+    return [each._version for each in tree_leaves(batch) if isinstance(each, Tensor)]
 
 
 class _Rest:

@@ -94,6 +94,17 @@ def test_a_survivor_reads_kept_batches_again() -> None:
     assert len(again) == 5
 
 
+def test_a_batch_that_was_changed_in_place_is_read_again() -> None:
+    """When a training step has changed a kept batch in place, then the batch is read anew."""
+    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0)
+    whole = read(loader)
+    reader_of(loader).seek(0)
+    first = next(iter(loader))
+    first.add_(100)
+    reader_of(loader).seek(0)
+    assert read(loader) == whole
+
+
 def test_a_list_of_batches_is_refused() -> None:
     """When the training data are no DataLoader, then this is said."""
     with pytest.raises(UsageError, match="DataLoader"):
