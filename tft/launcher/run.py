@@ -26,6 +26,7 @@ from tft.core.job.policy import Policy
 from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
+from tft.launcher.advice import advice
 from tft.launcher.children import Children, LaunchedProcess
 from tft.launcher.console import LiveConsole, PlainConsole, Speech, has_terminal
 from tft.launcher.exit_codes import (
@@ -131,6 +132,9 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
                 say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
         if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
+        if report.steps() == 0:
+            for sentence in advice(Path(plan.script)):
+                say(sentence)
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(_last_checkpoint(plan))
     return code

@@ -1,0 +1,39 @@
+"""
+Tells the user of a script that was not protected which package makes its framework fault tolerant.
+
+A package registers a sentence in the entry point group `FRAMEWORKS`. The name of the entry point is
+the module that scripts of the framework import.
+"""
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import structlog
+
+from tft.plugins import FAILURES
+
+FRAMEWORKS = "tft.frameworks"
+"""The entry point group of sentences about frameworks."""
+
+log = structlog.get_logger()
+
+
+def advice(script: Path) -> list[str]:
+    """
+    Return a sentence for each framework that `script` imports and that a package can protect.
+
+    The script is not run, only read. A script that cannot be read gets no advice.
+    """
+    try:
+        text = script.read_text(errors="replace")
+    except OSError:
+        return []
+    found = []
+    for entry in entry_points(group=FRAMEWORKS):
+        if re.search(rf"^\s*(?:import|from)\s+{re.escape(entry.name)}\b", text, re.MULTILINE):
+            try:
+                found.append(f"{script.name} imports {entry.name}: {entry.load()}")
+            except FAILURES:  # importing a third-party module may raise any exception
+                log.exception("advice_not_loaded", framework=entry.name)
+    return found
