@@ -45,8 +45,9 @@ class Driver:
         self._opened = False
         self._behind: dict[str, Any] | None = None
         """The state behind a batch, at which the loop goes on. None if it goes on with a batch."""
-        self._last: tuple[int, Any, int] | None = None
-        """The last step that this process has completed, with its batch and the batch's number."""
+        self._last: tuple[int, Any, int, Any] | None = None
+        """The last step that this process has completed, with its batch, the batch's number and the
+        output of `training_step`."""
 
     def install(self) -> None:
         """
@@ -124,7 +125,11 @@ class Driver:
     def _end_step(self) -> None:
         self._opened = False
         loop = self._trainer.fit_loop.epoch_loop
-        self._last = self._session.step - 1, loop._results.batch, loop.batch_idx
+        position = self._position
+        assert position is not None
+        self._last = (
+            self._session.step - 1, loop._results.batch, loop.batch_idx, position.output
+        )  # fmt: skip
         self._reader.trim(loop.batch_progress.current.ready)
         self._session.end_step()
 
@@ -266,18 +271,18 @@ class Driver:
         trainer = self._trainer
         fit = trainer.fit_loop
         number = fit.epoch_loop.batch_idx
-        output = move_data_to_device(state["output"], trainer.lightning_module.device)
         epoch = fit.epoch_progress.current.processed
         _set_sampler_epoch(fit._combined_loader.flattened[0], epoch)
         last = self._last
         if last is not None and last[0] == self._session.step - 1:
             self._seek(fetcher, number + 1)
-            return last[1], last[2], output
+            return last[1:]
         self._seek(fetcher, number)
         batch, _, _ = next(fetcher)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        output = move_data_to_device(state["output"], trainer.lightning_module.device)
         return batch, number, output
 
     def _seek(self, fetcher: Any, number: int) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from tft.errors import UsageError
-from tft_lightning.attributes import Attributes, NotPlain, plain
+from tft_lightning.attributes import LIMIT, Attributes, NotPlain, plain, size_of
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
 from tft_lightning.loop_state import noted_loops, restore_loops
@@ -48,8 +50,10 @@ class Position:
         self._callbacks = [
             CallbackState(each) for each in trainer.callbacks if not isinstance(each, ProgressBar)
         ]
+        self.output: Any = {}
+        """What `training_step` has returned last, in the form in which callbacks get it."""
         self._output: dict[str, Any] = {}
-        """The loss that `training_step` has returned last, and what else it has returned."""
+        """The part of `output` that is kept for a replacement process."""
         self._stepping = False
         """True from the first optimizer step on: the state is then the one behind a batch."""
         self.pending: dict[str, Any] | None = None
@@ -58,15 +62,18 @@ class Position:
     def computed(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
         Note what `training_step` has returned. Tensors are detached, so that nothing of the graph
-        stays. Values that are not plain are left out.
+        stays. In the state, values that are large or not plain are left out.
         """
         self._stepping = True
-        self._output = {}
         parts = self._trainer.accumulate_grad_batches
         whole = ClosureResult.from_training_step_output(output, parts).asdict()
-        for name, value in whole.items():
+        self.output = apply_to_collection(whole, Tensor, Tensor.detach)
+        self._output = {}
+        for name, value in self.output.items():
             with suppress(NotPlain):
-                self._output[name] = plain(value)
+                noted = plain(value)
+                if size_of(noted) <= LIMIT:
+                    self._output[name] = noted
 
     def state_dict(self) -> dict[str, Any]:
         """
