@@ -31,7 +31,6 @@ class Driver:
         self,
         session: Session,
         trainer: Trainer,
-        ledger: LogLedger,
         checkpoints: CheckpointLedger,
         limit: float,
     ) -> None:
@@ -39,7 +38,7 @@ class Driver:
         self._long = 0
         self._session = session
         self._trainer = trainer
-        self._ledger = ledger
+        self._ledger = LogLedger(session.run_dir, session.rank, self.computing)
         self._checkpoints = checkpoints
         self._position: Position | None = None
         self._opened = False
@@ -48,6 +47,12 @@ class Driver:
         self._last: tuple[int, Any, int, Any] | None = None
         """The last step that this process has completed, with its batch, the batch's number and the
         output of `training_step`."""
+
+    def watch(self, logger: Any) -> None:  # Any: a logger of Lightning
+        """
+        Let `logger` write each row once.
+        """
+        self._ledger.watch(logger)
 
     def install(self) -> None:
         """
@@ -79,6 +84,12 @@ class Driver:
         optimization._optimizer_step = optimizer_step
         for callback in trainer.callbacks:
             self._checkpoints.watch(callback)
+
+    def computing(self) -> int:
+        """
+        Return the step that is being computed, 0 before training.
+        """
+        return 0 if self._position is None else self._session.step
 
     @contextmanager
     def long(self) -> Iterator[None]:
@@ -154,9 +165,10 @@ class Driver:
         if not skip:
             fit.reset()
             fit.on_run_start()
-        self._position = Position(self._trainer, self._ledger)
+        self._position = Position(self._trainer)
         self._trainer.strategy.adopt(self._session, self._position)
         self._session.run(self._nothing if skip else self._train)
+        self._position = None
         fit._restarting = False
 
     def _nothing(self, session: Session) -> None:
@@ -230,6 +242,7 @@ class Driver:
         assert self._position is not None
         session, trainer = self._session, self._trainer
         self._checkpoints.goes_on(session.step - 1)
+        self._ledger.goes_on()
         trainer.strategy.model = session.model
         state = self._position.go_back()
         if state is None or not state["batch"]:

@@ -21,15 +21,28 @@ class LogLedger:
     Counts the calls of `log_metrics` of all loggers, and skips those that were delivered before.
 
     After an incident the loop goes on at the end of a step, so it makes the same calls in the same
-    order again.
+    order again. A call is known by the step that is computed at that time, and by its number in it.
     """
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
+    def __init__(self, run_dir: Path, rank: int, step: Callable[[], int]) -> None:
+        """
+        Read what earlier processes of the rank have delivered. `step` returns the step that is
+        being computed, 0 before training.
+        """
         self._path = run_dir / "lightning" / "logged"
+        self._step = step
         self._writes = rank == 0
-        self.count = 0
-        """The number of calls so far, which goes back after an incident."""
-        self._delivered = int(self._path.read_text()) if self._writes and self._path.exists() else 0
+        self._next = (0, 0)
+        self._delivered = (-1, -1)
+        if self._writes and self._path.exists():
+            last, number = self._path.read_text().split()
+            self._delivered = (int(last), int(number))
+
+    def goes_on(self) -> None:
+        """
+        Count from the begin of the present step, because its calls come again.
+        """
+        self._next = (self._step(), 0)
 
     def watch(self, logger: Logger) -> None:
         """
@@ -38,21 +51,22 @@ class LogLedger:
         native = logger.log_metrics
 
         def log_metrics(*args: Any, **kwargs: Any) -> None:
-            number = self.count
-            self.count += 1
-            if number >= self._delivered:
-                self._deliver(lambda: native(*args, **kwargs), logger)
+            present = self._step()
+            step, number = self._next if self._next[0] == present else (present, 0)
+            self._next = (step, number + 1)
+            if (step, number) > self._delivered:
+                native(*args, **kwargs)
+                self._note(logger, step, number)
 
         logger.log_metrics = log_metrics
 
-    def _deliver(self, call: Callable[[], None], logger: Logger) -> None:
-        call()
+    def _note(self, logger: Logger, step: int, number: int) -> None:
         if self._writes:
             # write the row now: from the next line on, no process writes it again
             logger.save()
-            self._delivered = self.count
+            self._delivered = (step, number)
             draft = self._path.with_suffix(f".{os.getpid()}")
-            draft.write_text(str(self._delivered))
+            draft.write_text(f"{step} {number}")
             draft.replace(self._path)
 
 

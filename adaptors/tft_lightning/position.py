@@ -16,7 +16,6 @@ from torch import Tensor
 from tft.errors import UsageError
 from tft_lightning.attributes import LIMIT, Attributes, NotPlain, plain, size_of
 from tft_lightning.loaders import reader_of
-from tft_lightning.logs import LogLedger
 from tft_lightning.loop_state import noted_loops, restore_loops
 from tft_lightning.results import (
     noted_metrics,
@@ -42,9 +41,8 @@ class Position:
     The object `data` of `session.adopt`: it notes and restores the rank-local state.
     """
 
-    def __init__(self, trainer: Trainer, ledger: LogLedger) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._ledger = ledger
         self._place = str(trainer.log_dir or "")
         self._module = Attributes(trainer.lightning_module, _MODULE, public=True)
         self._callbacks = [
@@ -92,7 +90,6 @@ class Position:
             "metrics": noted_metrics(module),
             "output": dict(self._output),
             "loader": reader_of(trainer.fit_loop._combined_loader.flattened[0]).state(),
-            "logged": self._ledger.count,
         }
         return state
 
@@ -120,7 +117,6 @@ class Position:
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"])
         reader_of(trainer.fit_loop._combined_loader.flattened[0]).load(state["loader"])
-        self._ledger.count = state["logged"]
         self._stepping = state["batch"]
         return state
 

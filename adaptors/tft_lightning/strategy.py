@@ -26,7 +26,7 @@ from tft_lightning.agreed import Agreed
 from tft_lightning.checkpoints import CheckpointLedger
 from tft_lightning.driver import Driver
 from tft_lightning.loaders import positioned
-from tft_lightning.logs import LogLedger, continue_log
+from tft_lightning.logs import continue_log
 from tft_lightning.position import Position
 from tft_lightning.refusals import refuse_unsupported
 
@@ -116,16 +116,15 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
             self._check_groups(trainer)
             return
         refuse_unsupported(trainer, self, self._session.world)
+        if self._driver is not None:
+            raise UsageError("one job of tft trains once: call trainer.fit once in the script")
         run_dir: Path = self._session.run_dir
-        ledger = LogLedger(run_dir, self._session.rank)
+        self._checkpoints = CheckpointLedger(run_dir)
+        self._driver = Driver(self._session, trainer, self._checkpoints, self._limit)
         for number, logger in enumerate(trainer.loggers):
             run = f"{run_dir.name}-{number}"
             continue_log(logger, self._agreed.value, self._session.incarnation, run)
-            ledger.watch(logger)
-        self._checkpoints = CheckpointLedger(run_dir)
-        if self._driver is not None:
-            raise UsageError("one job of tft trains once: call trainer.fit once in the script")
-        self._driver = Driver(self._session, trainer, ledger, self._checkpoints, self._limit)
+            self._driver.watch(logger)
 
     def _check_groups(self, trainer: Trainer) -> None:
         if not _distributed_is_initialized():

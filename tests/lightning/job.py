@@ -84,6 +84,8 @@ class Net(LightningModule):  # type: ignore[misc]  # it has no types here
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Log the learning rate."""
         self.log("rate", optimizer.param_groups[0]["lr"])
+        self.logger.log_metrics({"direct": self.global_step}, step=self.global_step)
+        die("clipping", self.global_step)
 
     def on_train_epoch_end(self) -> None:
         """Log what was gathered in the epoch."""
