@@ -29,14 +29,14 @@ def page() -> Iterator[Page]:
 
 
 @pytest.fixture
-def forked() -> Iterator[Callable[[Callable[[], None]], int]]:
+def forked() -> Iterator[Callable[[Callable[[], object]], int]]:
     """
     A function that runs another one in a process of its own, and returns the pid once the function
     has returned. The process then lives on.
     """
     pids = []
 
-    def fork(function: Callable[[], None]) -> int:
+    def fork(function: Callable[[], object]) -> int:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -68,7 +68,7 @@ def test_a_mutex_that_nobody_holds_is_free() -> None:
 
 
 def test_the_next_process_holds_what_a_killed_one_held(
-    page: Page, forked: Callable[[Callable[[], None]], int]
+    page: Page, forked: Callable[[Callable[[], object]], int]
 ) -> None:
     """When a process was killed while nobody watched, then the next process of the rank shows that
     it lives, as the first one did."""
@@ -84,7 +84,7 @@ def test_the_next_process_holds_what_a_killed_one_held(
 
 
 def test_death_is_known_before_memory_is_freed(
-    page: Page, forked: Callable[[Callable[[], None]], int]
+    page: Page, forked: Callable[[Callable[[], object]], int]
 ) -> None:
     """When a process with much memory is killed, then its end and its signal are known before the
     kernel reports them through its pidfd."""
@@ -115,7 +115,7 @@ def test_death_is_known_before_memory_is_freed(
 
 
 def test_nothing_is_said_of_a_process_that_lives_or_is_gone(
-    page: Page, forked: Callable[[Callable[[], None]], int]
+    page: Page, forked: Callable[[Callable[[], object]], int]
 ) -> None:
     """When a process lives, or there is none of that number, then it is not called ending."""
     assert ending_code(forked(page.live)) is None
