@@ -1,0 +1,172 @@
+"""
+The batches of the Trainer's loader, with an exact position: `Source`.
+
+accelerate's loader reads one batch ahead, and its position cannot be restored without reading all
+batches before it. `Source` reads the same batches in the same order, one ahead, and begins at any
+position without reading an earlier item.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from accelerate import skip_first_batches
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import send_to_device
+
+from tft.errors import UsageError
+from tft_transformers.generators import generators, packed, restore, unpacked
+
+_NONE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """
+    The position of the next batch of this rank.
+    """
+
+    epoch: int = 0
+    taken: int = 0
+    """How many batches of the epoch the loop has got."""
+    began: bytes = b""
+    """The random generators when the epoch began. Empty if its first batch was not read yet."""
+    ahead: bytes = b""
+    """The random generators before the batch that was read ahead, which is the next batch."""
+
+
+class Source:
+    """
+    Yields the batches of one loader of accelerate, epoch after epoch.
+
+    The object is handed over to tft as `data`, so its state is the position.
+    """
+
+    def __init__(self, loader: Any) -> None:  # Any: accelerate has no types
+        """
+        Raises `UsageError` if `loader` was not made by accelerate, or reads for other ranks.
+        """
+        if type(loader) is not DataLoaderShard:
+            raise UsageError(
+                "the train dataloader must be what accelerator.prepare makes of a "
+                f"torch.utils.data.DataLoader, but it is a {type(loader).__name__}: let "
+                "get_train_dataloader return self.accelerator.prepare(DataLoader(...))"
+            )
+        self._loader = loader
+        self.position = Position()
+        self._open = _Open()
+
+    def begin(self, epoch: int, taken: int) -> None:
+        """
+        Go to the batch number `taken` of an epoch, which no rank has begun yet.
+        """
+        self.position = Position(epoch, taken)
+
+    def next(self) -> Any:  # Any: a batch, as the loader's `collate_fn` makes it
+        """
+        Return the next batch of the epoch, on the device. Raises `StopIteration` at its end.
+        """
+        if not self._open.at(self.position):
+            self._open = self._opened()
+        batch = self._open.ahead
+        if batch is _NONE:
+            raise StopIteration
+        before = packed(generators())
+        self._open.ahead = next(self._open.iterator, _NONE)
+        self.position = replace(
+            self.position, taken=self.position.taken + 1, began=self._open.began, ahead=before
+        )
+        self._open.taken = self.position.taken
+        device, fast = self._loader.device, self._loader._non_blocking
+        return batch if device is None else send_to_device(batch, device, non_blocking=fast)
+
+    def state_dict(self) -> dict[str, Any]:  # Any: numbers and bytes
+        """
+        Return the position of the next batch.
+        """
+        here = self.position
+        return {
+            "epoch": here.epoch, "taken": here.taken, "began": here.began, "ahead": here.ahead
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """
+        Go to a position that `state_dict` has returned, in this or another process. Batches are
+        read when they are needed.
+        """
+        self.position = Position(**state)
+
+    # ------------------------------------------------------------ opening at a position
+
+    def _opened(self) -> "_Open":
+        """
+        Begin to read at the position, and read the first batch.
+        """
+        here = self.position
+        if here.began:
+            return self._reopened(here)
+        began = packed(generators())
+        self._loader.set_epoch(here.epoch)
+        skips = skip_first_batches(self._loader, here.taken) if here.taken else self._loader
+        iterator = iter(skips.base_dataloader)
+        return _Open(here.epoch, here.taken, began, iterator, next(iterator, _NONE))
+
+    def _reopened(self, here: Position) -> "_Open":
+        """
+        Read again from a position in an epoch that has begun. The order of the epoch is drawn with
+        the generators of its begin, and the first batch with those of its first reading. The
+        generators themselves keep their state.
+        """
+        present = generators()
+        try:
+            restore(unpacked(here.began))
+            self._loader.set_epoch(here.epoch)
+            skips = skip_first_batches(self._loader, here.taken)
+            skips.batch_sampler.batch_sampler = _Restoring(
+                skips.batch_sampler.batch_sampler, here.taken, here.ahead
+            )
+            iterator = iter(skips.base_dataloader)
+            return _Open(here.epoch, here.taken, here.began, iterator, next(iterator, _NONE))
+        finally:
+            restore(present)
+
+
+@dataclass(slots=True)
+class _Open:
+    """
+    An epoch that is being read. `ahead` is the batch number `taken`.
+    """
+
+    epoch: int = -1
+    taken: int = -1
+    began: bytes = b""
+    iterator: Iterator[Any] = field(default_factory=lambda: iter(()))
+    ahead: Any = _NONE
+
+    def at(self, position: Position) -> bool:
+        """
+        Return whether the batch that was read ahead is that of `position`.
+        """
+        here = (self.epoch, self.taken, self.began)
+        return here == (position.epoch, position.taken, position.began)
+
+
+class _Restoring:
+    """
+    A batch sampler that restores the random generators before batch number `first`. So the items of
+    that batch draw the same numbers as when they were read first.
+    """
+
+    def __init__(self, sampler: Any, first: int, ahead: bytes) -> None:  # Any: any batch sampler
+        self._sampler = sampler
+        self._first = first
+        self._ahead = ahead
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, indices in enumerate(self._sampler):
+            if number == self._first and self._ahead:
+                restore(unpacked(self._ahead))
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)

@@ -1,0 +1,261 @@
+"""
+The Trainer's bookkeeping: its `TrainerState` and `TrainerControl`, the state of its callbacks, and
+its sums of losses and floating-point operations.
+
+All of it is handed over to tft among `others`. It must be equal on all ranks there, and it must be
+that of the end of the last step, although the Trainer changes it before the next update window.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.trainer_callback import ExportableState, TrainerState
+
+_OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "stateful_callbacks")
+"""The fields of a `TrainerState` that differ between ranks, or that are kept apart."""
+
+_SHARED = tuple(field.name for field in fields(TrainerState) if field.name not in _OWN)
+_SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step",
+         "_initial_num_input_tokens_seen")  # fmt: skip
+
+_Plain = dict[str, Any]  # Any: plain values and tensors
+
+
+class Bookkeeping:
+    """
+    Notes the bookkeeping of a Trainer at the end of each step, and restores it.
+
+    - Entries of the log differ between ranks, because they contain times. So ranks agree on the
+      entries of one rank, in the next step. Until then, entries are not part of `state_dict`.
+    - Sums of losses belong to each rank. Before each update, the ranks exchange them, so that no
+      rank needs another one at the end of the step, when the sums are logged.
+    """
+
+    def __init__(self, trainer: Any, rank: int, world: int) -> None:
+        """
+        `trainer` is a `transformers.Trainer`, which has no types.
+        """
+        self._trainer = trainer
+        self._rank = rank
+        self._agreed = 0
+        """How many entries of the log the ranks have agreed on."""
+        self._missing = 0
+        """How many further entries other ranks have and this rank does not have."""
+        self.sums = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
+        """The sum of losses and the floating-point operations of each rank, since the last log."""
+        self.epoch = 0
+        self.done = 0
+        """How many steps of the epoch are complete."""
+        self._ended: _Plain = {}
+        self.received = False
+        """True if the bookkeeping came from another rank or from a checkpoint, and was not put into
+        the Trainer yet."""
+
+    # ------------------------------------------------------------ what is handed over to tft
+
+    def state_dict(self) -> _Plain:
+        """
+        Return the bookkeeping of the end of the last step.
+        """
+        return self._ended
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Keep the bookkeeping of the end of a step, for `settle`.
+        """
+        self._ended, self.received = dict(state), True
+
+    def end_step(self) -> None:
+        """
+        Note the present bookkeeping as that of the end of the step.
+        """
+        state = self._trainer.state
+        sums = {name: getattr(self._trainer, name, 0) for name in _SUMS}
+        self._ended = {
+            "state": {name: getattr(state, name) for name in _SHARED},
+            "log": state.log_history[: self._agreed],
+            "pending": len(state.log_history) - self._agreed,
+            "control": dict(vars(self._trainer.control)),
+            "callbacks": [_state_of(callback) for callback in self._stateful()],
+            "loop": {**sums, "epoch": self.epoch, "done": self.done},
+            "sums": self.sums.clone(),
+        }
+        self.received = False
+
+    def settle(self) -> None:
+        """
+        Put the bookkeeping of the end of the last step into the Trainer.
+        """
+        told, trainer = self._ended, self._trainer
+        for name, value in told["state"].items():
+            setattr(trainer.state, name, value)
+        trainer.state.log_history = list(told["log"])
+        self._agreed, self._missing = len(told["log"]), told["pending"]
+        vars(trainer.control).update(told["control"])
+        for callback, state in zip(self._stateful(), told["callbacks"], strict=True):
+            _load_state(callback, state)
+        for name in _SUMS:
+            setattr(trainer, name, told["loop"][name])
+        self.epoch, self.done = told["loop"]["epoch"], told["loop"]["done"]
+        self.sums = told["sums"].to(trainer.args.device, copy=True)
+        loss, operations = self.sums[self._rank]
+        trainer._tr_loss = loss.float()
+        trainer.current_flos = operations.item()
+        self.received = False
+
+    def _stateful(self) -> list[Any]:  # Any: the user's own callbacks may have any type
+        callbacks = self._trainer.callback_handler.callbacks
+        return [each for each in callbacks if isinstance(each, ExportableState) or _keeps(each)]
+
+    # ------------------------------------------------------------ repeating an operation
+
+    def noted(self) -> _Plain:
+        """
+        Return the present bookkeeping, for `put_back`.
+        """
+        trainer = self._trainer
+        sums = {name: getattr(trainer, name, 0) for name in (*_SUMS, "current_flos")}
+        state = dict(vars(trainer.state))
+        return {
+            "state": {**state, "log_history": list(state["log_history"])},
+            "control": dict(vars(trainer.control)),
+            "callbacks": [(each, _state_of(each)) for each in self._stateful()],
+            "sums": sums,
+            "loss": trainer._tr_loss.clone() if hasattr(trainer, "_tr_loss") else None,
+            "own": (self._agreed, self._missing, self.sums.clone()),
+        }
+
+    def put_back(self, noted: _Plain) -> None:
+        """
+        Restore the bookkeeping that `noted` has returned in this process.
+        """
+        trainer = self._trainer
+        vars(trainer.state).update(noted["state"])
+        trainer.state.log_history = list(noted["state"]["log_history"])
+        vars(trainer.control).update(noted["control"])
+        for callback, state in noted["callbacks"]:
+            _load_state(callback, state)
+        for name, value in noted["sums"].items():
+            setattr(trainer, name, value)
+        if noted["loss"] is not None:
+            trainer._tr_loss = noted["loss"].clone()
+        self._agreed, self._missing, sums = noted["own"]
+        self.sums = sums.clone()
+
+    # ------------------------------------------------------------ with the other ranks
+
+    def exchange(self) -> None:
+        """
+        Exchange the sums of all ranks, before the update window, and agree on the log.
+        """
+        trainer = self._trainer
+        own = torch.stack(
+            [
+                trainer._tr_loss.double(),
+                torch.tensor(float(trainer.current_flos), dtype=torch.float64).to(self.sums.device),
+            ]
+        )
+        found = [torch.empty_like(own) for _ in self.sums]
+        dist.all_gather(found, own)
+        self.sums = torch.stack(found)
+        self.agree()
+
+    def agree(self) -> None:
+        """
+        Take over the latest entries of the log from the first rank that has all of them. All ranks
+        call this method at the same place.
+        """
+        trainer = self._trainer
+        own = trainer.state.log_history[self._agreed :]
+        if not own and not self._missing:
+            return
+        device = trainer.args.device
+        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.sums]
+        dist.all_gather(counts, torch.tensor([len(own)], device=device))
+        known = [int(count) for count in counts]
+        entries = _broadcast(own, known.index(max(known)), self._rank, device)
+        kinds = [_kind(entry) for entry in own]
+        trainer.state.log_history[self._agreed :] = entries
+        self._agreed, self._missing = len(trainer.state.log_history), 0
+        for entry in entries:
+            if _kind(entry) not in kinds:
+                logs = {name: value for name, value in entry.items() if name != "step"}
+                trainer.control = trainer.callback_handler.on_log(
+                    trainer.args, trainer.state, trainer.control, logs
+                )
+
+    # ------------------------------------------------------------ at the end of a step
+
+    def losses(self) -> torch.Tensor:
+        """
+        Return the sum of losses of each rank, as the Trainer would gather them now.
+        """
+        return self.sums[:, 0].float()
+
+    def logged(self) -> None:
+        """
+        Begin new sums of losses, because the Trainer has logged the present ones.
+        """
+        self._trainer._tr_loss -= self._trainer._tr_loss
+        self.sums[:, 0] -= self.sums[:, 0]
+
+    def take_operations(self) -> float:
+        """
+        Return the floating-point operations of all ranks since the last call, added up as the
+        Trainer does it, in 32 bits.
+        """
+        total = self.sums[:, 1].float().sum().item()
+        self.sums[:, 1] = 0
+        self._trainer.current_flos = 0
+        return total
+
+
+def _keeps(callback: object) -> bool:
+    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+
+
+def _state_of(callback: Any) -> Any:
+    """
+    Return the state of a callback: `state_dict()`, or else the attributes in `state()`.
+    """
+    return callback.state_dict() if _keeps(callback) else dict(callback.state()["attributes"])
+
+
+def _load_state(callback: Any, state: Any) -> None:
+    if _keeps(callback):
+        callback.load_state_dict(state)
+        return
+    for name, value in state.items():
+        setattr(callback, name, value)
+
+
+def _kind(entry: Mapping[str, Any]) -> object:
+    return entry.get("step"), tuple(sorted(entry))
+
+
+def _broadcast(
+    entries: Sequence[Mapping[str, Any]], source: int, rank: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """
+    Return the entries of rank `source` on all ranks.
+
+    They are sent as JSON, in which the Trainer saves them too.
+    """
+    text = json.dumps(entries, default=_number).encode() if rank == source else b""
+    size = torch.tensor([len(text)], device=device)
+    dist.broadcast(size, source)
+    content = torch.zeros(int(size), dtype=torch.uint8)
+    if rank == source:
+        content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    content = content.to(device)
+    dist.broadcast(content, source)
+    found: list[dict[str, Any]] = json.loads(bytes(content.cpu().numpy()))
+    return found
+
+
+def _number(value: Any) -> Any:  # Any: a number of numpy or torch
+    return value.item()

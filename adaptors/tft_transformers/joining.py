@@ -1,0 +1,63 @@
+"""
+`tft_transformers.init` and `tft_transformers.prepare`: what a script calls.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tft
+from tft.errors import UsageError
+from tft_transformers.versions import check_versions
+
+if TYPE_CHECKING:
+    from tft import Session
+
+_joined: "list[Session]" = []
+"""The session of this process, once `init` was called."""
+
+
+def init(options: Sequence[str] = ()) -> "Session":
+    """
+    Join the job for which this process was started, and return its session. Call this function
+    before `TrainingArguments` are made, because these look for a process group.
+
+    `options` are as in `tft.init`. Raises `UsageError` if Transformers or accelerate has another
+    version than this adaptor was written for, or if there is a process group already.
+    """
+    import torch.distributed as dist
+
+    from tft_transformers.standin import stand_in
+
+    if _joined:
+        return _joined[0]
+    check_versions()
+    session = tft.init(options=options)
+    if dist.is_initialized():
+        raise UsageError(
+            "a process group exists before tft_transformers.init(): call init at the beginning of "
+            "the script, before TrainingArguments or an Accelerator is made"
+        )
+    stand_in(session.rank, session.world)
+    _joined.append(session)
+    return session
+
+
+def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no types, or a subclass
+    """
+    Let `trainer`, a `transformers.Trainer` or an object of a subclass, survive incidents in its
+    `train()`. Return `trainer`.
+
+    Raises `UsageError` if `init` was not called, or if the trainer has settings with which it cannot
+    survive incidents.
+    """
+    from tft_transformers.refusals import check
+    from tft_transformers.trainer import make_fault_tolerant
+
+    if not _joined:
+        raise UsageError(
+            "tft_transformers.prepare was called before tft_transformers.init: call init at the "
+            "beginning of the script, before TrainingArguments are made"
+        )
+    check(trainer, _joined[0].world)
+    make_fault_tolerant(trainer, _joined[0])
+    return trainer

@@ -1,0 +1,88 @@
+"""
+A process group that stands in for the real ones until training begins.
+
+accelerate looks for a default process group when `TrainingArguments` are made, to find out rank and
+number of ranks, and makes one if there is none. But tft forms the groups when training begins, and
+again after every incident. The stand-in knows rank and number of ranks, and refuses to communicate.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store  # the class torch.distributed.Store
+
+from tft.errors import UsageError
+
+_BACKEND = "tft_standin"
+
+_OPERATIONS = (
+    "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
+    "alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+
+
+class StandIn(dist.ProcessGroup):
+    """
+    A process group whose collectives raise `UsageError`.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        """
+        Return the number of this rank.
+        """
+        return self._rank
+
+    def size(self) -> int:
+        """
+        Return the number of ranks.
+        """
+        return self._size
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's own name)
+        """
+        Return the name of this backend.
+        """
+        return _BACKEND
+
+
+def _refusal(operation: str) -> Callable[..., None]:
+    def refuse(self: StandIn, *arguments: object, **named: object) -> None:
+        raise UsageError(
+            f"the ranks cannot communicate ({operation}) before trainer.train() or after it: tft "
+            "forms the process groups when training begins. Remove the call. In the place of "
+            "main_process_first(), let each rank do the work itself, or do it before the job"
+        )
+
+    return refuse
+
+
+for _operation in _OPERATIONS:
+    setattr(StandIn, _operation, _refusal(_operation))
+
+
+def stand_in(rank: int, world: int) -> None:
+    """
+    Make the stand-in the default process group of this process.
+    """
+    if _BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda", "npu"])
+    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
+
+
+def stand_aside() -> None:
+    """
+    Remove the stand-in, so that tft can form the real process groups.
+    """
+    if dist.is_initialized() and dist.get_backend() == _BACKEND:
+        dist.destroy_process_group()
+
+
+def _make(store: Store, rank: int, size: int, timeout: timedelta) -> StandIn:
+    return StandIn(rank, size)

@@ -1,0 +1,193 @@
+"""
+Repeats what the Trainer has done since the end of the last step, after an incident.
+
+The Trainer's loop is a long method that calls small ones. Those that need other ranks, or that a
+step consists of, are carried out as operations. When an incident interrupts an operation, all
+operations since the end of the last step are carried out again, in their order, and the loop goes
+on behind the interrupted one. So the loop itself is not left.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tft import Session
+from tft_pytorch import Rewound
+
+Result = TypeVar("Result")
+
+
+class Surroundings(Protocol):
+    """
+    What an operation finds: random generators, settings of the optimizer, and bookkeeping.
+    """
+
+    def noted(self) -> Any: ...  # Any: the implementation's own
+
+    def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None: ...
+
+    def muted(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    function: Callable[[], Any]
+    before: Any
+    """What it has found at first. It finds the same when it is repeated."""
+    speaks: bool
+    """True if callbacks are called when the operation is repeated, too."""
+    after: Any = None
+    done: bool = False
+
+
+class Steps:
+    """
+    The steps of one rank. All methods run on the training thread.
+    """
+
+    def __init__(self, session: Session, surroundings: Surroundings) -> None:
+        self._session = session
+        self._surroundings = surroundings
+        self._operations: list[_Operation] = []
+        self.inside = False
+        """True while an operation is carried out."""
+        self.skips = False
+        """True if the other ranks have completed the present step without this rank. Then the rest
+        of the step needs no operation: this rank has their state already."""
+
+    def enter(self) -> None:
+        """
+        Join the training. On return, the state is that of the end of step `session.step - 1`, and
+        the process groups exist.
+        """
+        self._session.begin()
+        self._resume()
+        self.end_step()  # says to tft that the ends of steps are marked
+
+    def perform(self, function: Callable[[], Result], default: Result) -> Result:
+        """
+        Carry out `function` as an operation, and return its result. If the other ranks have
+        completed the step without this rank, return `default`.
+
+        Raises `Rewound`, and `tft.JobEnded` if the job ends.
+        """
+        if self.skips:
+            return default
+        operation = _Operation(function, self._surroundings.noted(), speaks=False)
+        self._operations.append(operation)
+        results: list[Result] = []
+        step = self._session.step
+        first = True
+
+        def work() -> None:
+            nonlocal first
+            repeats, first = not first, False
+            if repeats:
+                self._repeat(operation)
+            with self._as_operation():
+                results.append(function())
+
+        while not self._session.attempt(work):
+            if self._resume() == step + 1:
+                self.skips = True
+                return default
+            self._must_be_at(step)
+        operation.after, operation.done = self._surroundings.noted(), True
+        return results[-1]
+
+    def also_repeat(self, function: Callable[[], None]) -> None:
+        """
+        Call `function` at this place of the step when the step is repeated, but not now.
+        """
+        noted = self._surroundings.noted()
+        self._operations.append(_Operation(function, noted, speaks=True, after=noted, done=True))
+
+    def end_step(self) -> None:
+        """
+        End the step. Raises `Rewound`, and `tft.JobEnded` if the job ends.
+        """
+        step = self._session.step
+        self._operations.clear()
+        self.skips = False
+        if not self._session.attempt(self._session.end_step):
+            self._resume()
+            self._must_be_at(step)
+
+    def forget(self) -> None:
+        """
+        Forget the operations of the present step, because training goes on at an earlier step.
+        """
+        self._operations.clear()
+        self.skips = False
+
+    def finish(self) -> None:
+        """
+        Report that the loop has ended, and return when the loops of all ranks have ended.
+
+        Raises `Rewound`, and `tft.JobEnded` if the job ends before that.
+        """
+        step = self._session.step
+        again = False
+        while True:
+            if again and not self._session.attempt(self._repeat):
+                self._resume()
+                self._must_be_at(step)
+                continue
+            again = True
+            if self._session.attempt(self._session.finish):
+                if self._completes():
+                    return
+            else:
+                self._resume()
+            self._must_be_at(step)
+
+    def fail(self, error: BaseException) -> None:
+        """
+        Report an exception that the Trainer has raised between two operations, as a fault.
+
+        Returns if the job goes on: then this process must end, so that another one takes the place
+        of the rank. Raises `tft.JobEnded` if the job ends.
+        """
+
+        def again() -> None:
+            raise error
+
+        self._session.attempt(again)
+        self._resume()
+
+    # ------------------------------------------------------------ inside
+
+    def _repeat(self, until: _Operation | None = None) -> None:
+        """
+        Carry out the operations of the present step again, up to `until`, which is not repeated.
+        """
+        for each in self._operations:
+            self._surroundings.put_back(each.before)
+            if each is until:
+                return
+            with nullcontext() if each.speaks else self._surroundings.muted(), self._as_operation():
+                each.function()
+            self._surroundings.put_back(each.after, only_bookkeeping=True)
+
+    @contextmanager
+    def _as_operation(self) -> Iterator[None]:
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def _resume(self) -> int:
+        while self._session.obey() != "resume":
+            pass
+        return self._session.step
+
+    def _completes(self) -> bool:
+        while (order := self._session.obey()) not in ("resume", "complete"):
+            pass
+        return order == "complete"
+
+    def _must_be_at(self, step: int) -> None:
+        if self._session.step != step:
+            raise Rewound

@@ -1,0 +1,397 @@
+"""
+The training of a Trainer in a tft job: what `trainer.py` overrides is carried out here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+import transformers.trainer
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from tft import Session
+from tft.errors import UsageError
+from tft_pytorch import Rewound
+from tft_transformers.batches import Source
+from tft_transformers.bookkeeping import Bookkeeping
+from tft_transformers.generators import generators, restore
+from tft_transformers.standin import stand_aside
+from tft_transformers.steps import Steps
+from tft_transformers.wrapping import wrapper
+
+_AFTERWARDS = 3600.0
+"""Seconds that an evaluation or a checkpoint may take before a rank counts as one that hangs."""
+
+ENTERED: Any = object()
+"""In the place of a checkpoint of the Trainer: the state came from tft."""
+
+
+class Training:
+    """
+    The training of one Trainer. It begins when `enter` is called, and ends when `finish` returns.
+    """
+
+    def __init__(self, session: Session, trainer: Any) -> None:  # Any: a Trainer has no types
+        self.session = session
+        self.book = Bookkeeping(trainer, session.rank, session.world)
+        self.steps = Steps(session, _Surroundings(trainer, self.book))
+        self.in_tail = False
+        """True from the end of the update window to the end of the step."""
+        self.entered = self.finished = False
+        self._enters = False
+        """True if training goes on within an epoch, because another process has begun it."""
+        self._first = 0
+        self._trainer = trainer
+        self._source: Source | None = None
+
+    @property
+    def source(self) -> Source:
+        """
+        The batches of this rank.
+        """
+        assert self._source is not None, "training has not begun"
+        return self._source
+
+    @property
+    def first_epoch(self) -> int:
+        """
+        The epoch in which this process begins.
+        """
+        return self._first
+
+    # ------------------------------------------------------------ begin and end
+
+    def enter(self, loader: Any, epoch: int, done: int) -> None:
+        """
+        Hand over the state and join the training. The Trainer itself would begin with step `done`
+        of `epoch`. `loader` is its loader.
+        """
+        trainer, book = self._trainer, self.book
+        self._source = Source(loader)
+        optimizer = trainer.optimizer.optimizer
+        scaler = trainer.accelerator.scaler
+        book.epoch, book.done = epoch, done
+        book.end_step()
+        stand_aside()
+        self.session.adopt(
+            model=trainer.model,
+            optimizer=optimizer,
+            scheduler=trainer.lr_scheduler,
+            others={"trainer": book} | ({} if scaler is None else {"scaler": scaler}),
+            data=self._source,
+            rng=("torch", "python", "numpy"),
+            wrap=wrapper(trainer.accelerator, trainer.model),
+        )
+        _guard(trainer.optimizer, self.update)
+        self.steps.enter()
+        self.entered = True
+        self._enters = self.session.step > 1
+        if self._enters:
+            book.settle()
+        self._first = book.epoch
+
+    def finish(self) -> None:
+        """
+        Return when all ranks have ended their loops. Raises `Rewound`.
+        """
+        if not self.finished:
+            self.steps.perform(self.book.agree, None)
+            self.steps.finish()
+            self.finished = True
+
+    # ------------------------------------------------------------ epochs
+
+    def run_epoch(self, run: Callable[..., None], given: dict[str, Any]) -> None:
+        """
+        Train an epoch: `run(**given)`. If all ranks go back to an earlier step, also train again the
+        epochs in between.
+        """
+        trainer, last = self._trainer, given["epoch"]
+        given = {**given, "epochs_trained": self._first}
+        number = last
+        while True:
+            try:
+                while number <= last:
+                    self._run(run, {**given, "epoch": number})
+                    if trainer.control.should_training_stop:
+                        break
+                    number += 1
+                    if number <= last:
+                        self._begin_epoch()
+                if trainer.control.should_training_stop or last == trainer.state.num_train_epochs - 1:
+                    self.finish()
+                return
+            except Rewound:
+                self.steps.forget()
+                self.in_tail = False
+                self.book.settle()
+                self._enters, number = True, self.book.epoch
+
+    def _begin_epoch(self) -> None:
+        trainer = self._trainer
+        trainer.control = trainer.callback_handler.on_epoch_begin(
+            trainer.args, trainer.state, trainer.control
+        )
+
+    def _run(self, run: Callable[..., None], given: dict[str, Any]) -> None:
+        epoch, each = given["epoch"], self._trainer.args.gradient_accumulation_steps
+        if not self._enters:
+            taken = 0
+            if epoch == given["epochs_trained"] and given["resume_from_checkpoint"] is not None:
+                taken = given["steps_trained_in_current_epoch"]
+            self.book.epoch, self.book.done = epoch, taken // each
+            self.source.begin(epoch, taken)
+            run(**given)
+            return
+        self._enters = False
+        self.book.settle()  # the begin of the training has changed it
+        self.evaluate_and_save(given)
+        control, done = self._trainer.control, self.book.done
+        if control.should_epoch_stop or control.should_training_stop or self.session.over:
+            done = given["num_update_steps_per_epoch"]
+        entry = {
+            "epochs_trained": epoch,
+            "steps_trained_in_current_epoch": done * each,
+            "resume_from_checkpoint": ENTERED,
+        }
+        run(**{**given, **entry})
+
+    # ------------------------------------------------------------ the operations of a step
+
+    def fetch(self, count: Callable[[Iterator[Any]], Any], number: int) -> Any:
+        """
+        Take the batches of a step, and return `count(batches)`, for which the ranks communicate.
+        """
+        source = self.source
+        before = after = source.position
+        kept: list[Any] | None = None
+        versions: list[int] = []
+
+        def take() -> Any:
+            nonlocal kept, after
+            if kept is None:
+                source.position = before
+                kept = list(self._take(number))
+                versions.extend(_versions(kept))
+                after = source.position
+            elif versions != _versions(kept):
+                raise UsageError(
+                    "the step cannot be repeated, because the loss changes a tensor of its batch in "
+                    "place: let compute_loss change a copy"
+                )
+            source.position = after
+            return count(iter(kept))
+
+        return self.steps.perform(take, None)
+
+    def _take(self, number: int) -> Iterator[Any]:
+        for _ in range(number):
+            try:
+                yield self.source.next()
+            except StopIteration:
+                return
+
+    def compute(self, function: Callable[[Any], Tensor], *, last: bool) -> Tensor:
+        """
+        Compute the gradients of a micro-batch: `function(model)`. Gradients are reduced in the last
+        micro-batch of the step.
+        """
+        trainer = self._trainer
+        each = trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+
+        def work() -> Tensor:
+            model: Any = self.session.model
+            with nullcontext() if last or each else model.no_sync():
+                return function(model)
+
+        return self.steps.perform(work, torch.zeros((), device=trainer.args.device))
+
+    def norm(self, function: Callable[[], Any]) -> Any:  # Any: a tensor, a number, or None
+        """
+        Compute the norm of the gradients, and clip them: `function()`.
+        """
+        return self.steps.perform(function, torch.zeros((), device=self._trainer.args.device))
+
+    def before_update(self) -> None:
+        """
+        Call the callbacks `on_pre_optimizer_step` again when the step is repeated, because they may
+        change gradients.
+        """
+        trainer = self._trainer
+
+        def again() -> None:
+            trainer.callback_handler.on_pre_optimizer_step(
+                trainer.args, trainer.state, trainer.control
+            )
+
+        self.steps.also_repeat(again)
+
+    def update(self, step: Callable[[], object]) -> None:
+        """
+        Update the parameters: `step()`, in the update window.
+        """
+        optimizer = self._trainer.optimizer
+
+        def work() -> None:
+            self.book.exchange()
+            optimizer._accelerate_step_called = optimizer._is_overflow = False
+            with self.session.update():
+                step()
+
+        self.steps.perform(work, None)
+        self.in_tail = True
+        if self.steps.skips:
+            # the scheduler has made its step, on the rank from which the state came
+            optimizer._is_overflow = True
+
+    # ------------------------------------------------------------ behind a step
+
+    def end_step(self, log: Callable[[Tensor], None]) -> None:
+        """
+        End the step. `log(losses)` logs, if the Trainer wants to.
+        """
+        if self.steps.skips:
+            self._trainer.optimizer._is_overflow = False
+            self.book.settle()
+        else:
+            self.book.done += 1
+            self.log(log)
+            self.book.end_step()
+        self.in_tail = False
+        self.steps.end_step()
+        if self.session.over:
+            self._trainer.control.should_training_stop = True
+
+    def log(self, log: Callable[[Tensor], None]) -> None:
+        """
+        Let the Trainer log the losses of all ranks if it wants to, but not evaluate or save.
+        """
+        control, before = self._trainer.control, self._trainer._globalstep_last_logged
+        wanted = control.should_evaluate, control.should_save
+        control.should_evaluate = control.should_save = False
+        with _gathered():
+            log(self.book.losses())
+        control = self._trainer.control
+        control.should_evaluate, control.should_save = wanted
+        if self._trainer._globalstep_last_logged != before:
+            self.book.logged()
+
+    def afterwards(self, function: Callable[[], Any]) -> Any:
+        """
+        Carry out an evaluation or a checkpoint: `function()`. All ranks repeat it if a fault comes
+        before the next update window.
+        """
+
+        def work() -> Any:
+            self.session.expect(_AFTERWARDS)
+            self.book.agree()
+            result = function()
+            self.session.expect(0.0)
+            return result
+
+        return self.steps.perform(work, {})
+
+    def evaluate_and_save(self, given: dict[str, Any]) -> None:
+        """
+        Evaluate and save if the Trainer wants to, where a process enters behind a step.
+        """
+        names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
+        arguments = {name: given[name] for name in names}
+        trainer = self._trainer
+        trainer._afterwards(tr_loss=trainer._tr_loss, grad_norm=None, **arguments)
+
+
+class _Surroundings:
+    """
+    Random generators, settings of the optimizer, and bookkeeping. Implements
+    `tft_transformers.steps.Surroundings`.
+    """
+
+    def __init__(self, trainer: Any, book: Bookkeeping) -> None:
+        self._trainer = trainer
+        self._book = book
+
+    def noted(self) -> Any:
+        groups = self._trainer.optimizer.param_groups
+        settings = [{n: _kept(v) for n, v in g.items() if n != "params"} for g in groups]
+        return generators(self._trainer.args.device), settings, self._book.noted()
+
+    def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None:
+        random, settings, book = noted
+        self._book.put_back(book)
+        if only_bookkeeping:
+            return
+        restore(random, self._trainer.args.device)
+        for group, kept in zip(self._trainer.optimizer.param_groups, settings, strict=True):
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and isinstance(group[name], Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        handler = self._trainer.callback_handler
+        self._trainer.callback_handler = _Muted(handler)
+        try:
+            yield
+        finally:
+            self._trainer.callback_handler = handler
+
+
+class _Muted:
+    """
+    A `CallbackHandler` that calls no callback. Otherwise it is like the one that it replaces.
+    """
+
+    def __init__(self, handler: Any) -> None:
+        vars(self).update(vars(handler))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda args, state, control, *more, **named: control
+
+
+@contextmanager
+def _gathered() -> Iterator[None]:
+    """
+    Within the `with` block, the Trainer does not gather the losses of the ranks. It gets all of them
+    already, because at the end of a step no rank may wait for another one.
+    """
+    gather = transformers.trainer.nested_gather
+    transformers.trainer.nested_gather = lambda tensors, *more: tensors
+    try:
+        yield
+    finally:
+        transformers.trainer.nested_gather = gather
+
+
+def _kept(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _versions(batches: list[Any]) -> list[int]:
+    """
+    Return how often each tensor in the batches was changed in place.
+    """
+    plain = [dict(each) if hasattr(each, "keys") else each for each in batches]
+    return [leaf._version for leaf in tree_leaves(plain) if isinstance(leaf, Tensor)]
+
+
+def _guard(optimizer: Any, update: Callable[[Callable[[], object]], None]) -> None:
+    """
+    Let `optimizer.step()` call `update(step)`, where `step` is its own method.
+    """
+    step = optimizer.step
+
+    @wraps(step)  # with the mark by which torch's schedulers know that they have wrapped it
+    def guarded(closure: Any = None) -> None:
+        if closure is not None:
+            raise UsageError("the optimizer was called with a closure, which tft does not support")
+        update(step)
+
+    optimizer.step = guarded
