@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import structlog
 import torch
 import torch.distributed as dist
 from transformers.trainer_callback import ExportableState, TrainerState
+
+log = structlog.get_logger()
 
 _OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "stateful_callbacks")
 """The fields of a `TrainerState` that differ between ranks, or that are kept apart."""
@@ -45,11 +48,15 @@ class Bookkeeping:
         """How many entries of the log the ranks have agreed on."""
         self._missing = 0
         """How many further entries other ranks have and this rank does not have."""
+        self._told = False
+        """True if the callbacks know the missing entries already."""
         self.sums = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
         """The sum of losses and the floating-point operations of each rank, since the last log."""
         self.epoch = 0
         self.done = 0
         """How many steps of the epoch are complete."""
+        self.facts: tuple[Any, Any] = (None, None)
+        """The norm of the gradients and the learning rate of the last step."""
         self._ended: _Plain = {}
         self.received = False
         """True if the bookkeeping came from another rank or from a checkpoint, and was not put into
@@ -82,14 +89,17 @@ class Bookkeeping:
             "control": dict(vars(self._trainer.control)),
             "callbacks": [_state_of(callback) for callback in self._stateful()],
             "loop": {**sums, "epoch": self.epoch, "done": self.done},
+            "facts": list(self.facts),
             "sums": self.sums.clone(),
         }
         self.received = False
 
-    def settle(self) -> None:
+    def settle(self, *, told: bool = False) -> None:
         """
-        Put the bookkeeping of the end of the last step into the Trainer.
+        Put the bookkeeping of the end of the last step into the Trainer. `told` is True if the
+        callbacks know the entries of the log already on which the ranks have not agreed yet.
         """
+        self._told = told
         told, trainer = self._ended, self._trainer
         for name, value in told["state"].items():
             setattr(trainer.state, name, value)
@@ -101,6 +111,8 @@ class Bookkeeping:
         for name in _SUMS:
             setattr(trainer, name, told["loop"][name])
         self.epoch, self.done = told["loop"]["epoch"], told["loop"]["done"]
+        norm, rate = told["facts"]
+        self.facts = (norm, rate)
         self.sums = told["sums"].to(trainer.args.device, copy=True)
         loss, operations = self.sums[self._rank]
         trainer._tr_loss = loss.float()
@@ -150,7 +162,7 @@ class Bookkeeping:
 
     def exchange(self) -> None:
         """
-        Exchange the sums of all ranks, before the update window, and agree on the log.
+        Exchange the sums of all ranks, before the update window.
         """
         trainer = self._trainer
         own = torch.stack(
@@ -162,7 +174,6 @@ class Bookkeeping:
         found = [torch.empty_like(own) for _ in self.sums]
         dist.all_gather(found, own)
         self.sums = torch.stack(found)
-        self.agree()
 
     def agree(self) -> None:
         """
@@ -177,11 +188,13 @@ class Bookkeeping:
         counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.sums]
         dist.all_gather(counts, torch.tensor([len(own)], device=device))
         known = [int(count) for count in counts]
+        if max(known) < len(own) + self._missing:
+            log.warning("log_entries_lost", why="all ranks that had them were lost one by one")
         entries = _broadcast(own, known.index(max(known)), self._rank, device)
         kinds = [_kind(entry) for entry in own]
         trainer.state.log_history[self._agreed :] = entries
         self._agreed, self._missing = len(trainer.state.log_history), 0
-        for entry in entries:
+        for entry in () if self._told else entries:
             if _kind(entry) not in kinds:
                 logs = {name: value for name, value in entry.items() if name != "step"}
                 trainer.control = trainer.callback_handler.on_log(

@@ -101,22 +101,34 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
 
     # ------------------------------------------------------------ behind a step
 
-    def _maybe_log_save_evaluate(self, tr_loss: Any, *arguments: Any, **named: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, *arguments: Any, learning_rate: Any = None
+    ) -> None:
         training, own = self._tft, super()._maybe_log_save_evaluate
+        facts = grad_norm, learning_rate
         if training.in_tail:
-            training.end_step(lambda losses: own(losses, *arguments, **named))
-        self._afterwards(tr_loss, *arguments, **named)
+            training.end_step(
+                lambda losses: own(losses, grad_norm, *arguments, learning_rate=learning_rate),
+                facts,
+            )
+        elif grad_norm is None:  # the epoch has ended, and another process has trained its steps
+            facts = training.book.facts
+        self._afterwards(self._tr_loss, *facts, *arguments)
 
-    def _afterwards(self, tr_loss: Any, *arguments: Any, **named: Any) -> None:
+    def _afterwards(
+        self, tr_loss: Any, grad_norm: Any, rate: Any, *arguments: Any, **named: Any
+    ) -> None:
         training, own, control = self._tft, super()._maybe_log_save_evaluate, self.control
         if training.session.over:
             return
         if control.should_log or control.should_evaluate or control.should_save:
 
             def work() -> None:
-                training.log(lambda losses: own(losses, *arguments, **named))
+                training.log(
+                    lambda losses: own(losses, grad_norm, *arguments, learning_rate=rate, **named)
+                )
                 self.control.should_log = False
-                own(tr_loss, *arguments, **named)
+                own(tr_loss, grad_norm, *arguments, **named)
 
             training.afterwards(work)
 

@@ -2,7 +2,7 @@
 The training of a Trainer in a tft job: what `trainer.py` overrides is carried out here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -20,6 +20,7 @@ from tft_transformers.bookkeeping import Bookkeeping
 from tft_transformers.generators import generators, restore
 from tft_transformers.standin import stand_aside
 from tft_transformers.steps import Steps
+from tft_transformers.told import Told
 from tft_transformers.wrapping import wrapper
 
 _AFTERWARDS = 3600.0
@@ -44,6 +45,7 @@ class Training:
         self._enters = False
         """True if training goes on within an epoch, because another process has begun it."""
         self._first = 0
+        self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
         self._source: Source | None = None
 
@@ -91,6 +93,8 @@ class Training:
         self._enters = self.session.step > 1
         if self._enters:
             book.settle()
+        else:
+            self._told.write(0)
         self._first = book.epoch
 
     def finish(self) -> None:
@@ -128,6 +132,7 @@ class Training:
                 self.steps.forget()
                 self.in_tail = False
                 self.book.settle()
+                self._told.write(self.session.step - 1)
                 self._enters, number = True, self.book.epoch
 
     def _begin_epoch(self) -> None:
@@ -147,7 +152,7 @@ class Training:
             run(**given)
             return
         self._enters = False
-        self.book.settle()  # the begin of the training has changed it
+        self._tell()
         self.evaluate_and_save(given)
         control, done = self._trainer.control, self.book.done
         if control.should_epoch_stop or control.should_training_stop or self.session.over:
@@ -159,6 +164,21 @@ class Training:
         }
         run(**{**given, **entry})
 
+    def _tell(self) -> None:
+        """
+        Put the bookkeeping of the end of the last step into the Trainer, which has begun its
+        training. Call the callbacks of that step if the lost process has not called them.
+        """
+        trainer, step = self._trainer, self.session.step - 1
+        told = self._told.read() >= step
+        self._told.write(step)
+        self.book.settle(told=told)
+        if not told:
+            handler = trainer.callback_handler
+            for call in (handler.on_optimizer_step, handler.on_step_end):
+                call(trainer.args, trainer.state, trainer.control)
+            self.book.settle()
+
     # ------------------------------------------------------------ the operations of a step
 
     def fetch(self, count: Callable[[Iterator[Any]], Any], number: int) -> Any:
@@ -169,20 +189,23 @@ class Training:
         before = after = source.position
         kept: list[Any] | None = None
         versions: list[int] = []
+        drawn: Any = None
 
         def take() -> Any:
-            nonlocal kept, after
+            nonlocal kept, after, drawn
             if kept is None:
                 source.position = before
                 kept = list(self._take(number))
                 versions.extend(_versions(kept))
-                after = source.position
+                after, drawn = source.position, generators()
             elif versions != _versions(kept):
                 raise UsageError(
                     "the step cannot be repeated, because the loss changes a tensor of its batch in "
                     "place: let compute_loss change a copy"
                 )
             source.position = after
+            restore(drawn)  # items may have drawn random numbers when they were read
+            self.book.agree()
             return count(iter(kept))
 
         return self.steps.perform(take, None)
@@ -249,18 +272,20 @@ class Training:
 
     # ------------------------------------------------------------ behind a step
 
-    def end_step(self, log: Callable[[Tensor], None]) -> None:
+    def end_step(self, log: Callable[[Tensor], None], facts: Sequence[Any]) -> None:
         """
-        End the step. `log(losses)` logs, if the Trainer wants to.
+        End the step. `log(losses)` logs, if the Trainer wants to. `facts` are the norm of the
+        gradients and the learning rate, which the Trainer may log again at the end of the epoch.
         """
         if self.steps.skips:
             self._trainer.optimizer._is_overflow = False
             self.book.settle()
         else:
-            self.book.done += 1
+            self.book.done, self.book.facts = self.book.done + 1, tuple(facts)
             self.log(log)
             self.book.end_step()
         self.in_tail = False
+        self._told.write(self.session.step - 1)
         self.steps.end_step()
         if self.session.over:
             self._trainer.control.should_training_stop = True
@@ -299,9 +324,8 @@ class Training:
         Evaluate and save if the Trainer wants to, where a process enters behind a step.
         """
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
-        arguments = {name: given[name] for name in names}
         trainer = self._trainer
-        trainer._afterwards(tr_loss=trainer._tr_loss, grad_norm=None, **arguments)
+        trainer._afterwards(trainer._tr_loss, *self.book.facts, **{n: given[n] for n in names})
 
 
 class _Surroundings:
