@@ -48,6 +48,8 @@ class Bookkeeping:
         """How many entries of the log the ranks have agreed on."""
         self._missing = 0
         """How many further entries other ranks have and this rank does not have."""
+        self._latest: tuple[int, list[dict[str, Any]]] = (0, [])
+        """The entries of the latest agreement, and how many entries come before them."""
         self._told = False
         """True if the callbacks know the missing entries already."""
         self.sums = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
@@ -184,15 +186,20 @@ class Bookkeeping:
         own = trainer.state.log_history[self._agreed :]
         if not own and not self._missing:
             return
+        # an agreement may be repeated, and the rank that knew the entries may be lost since
+        place, entries = self._latest
+        if place == self._agreed and len(entries) > len(own):
+            own = entries
         device = trainer.args.device
         counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.sums]
         dist.all_gather(counts, torch.tensor([len(own)], device=device))
         known = [int(count) for count in counts]
-        if max(known) < len(own) + self._missing:
+        if max(known) < self._missing:
             log.warning("log_entries_lost", why="all ranks that had them were lost one by one")
         entries = _broadcast(own, known.index(max(known)), self._rank, device)
         kinds = [_kind(entry) for entry in own]
         trainer.state.log_history[self._agreed :] = entries
+        self._latest = self._agreed, entries
         self._agreed, self._missing = len(trainer.state.log_history), 0
         for entry in () if self._told else entries:
             if _kind(entry) not in kinds:
