@@ -6,6 +6,7 @@ The hooks are those of the adaptor for PyTorch, except that Transformers is impo
 """
 
 import tft_pytorch.adaptor
+
 from tft.spi import hookimpl
 
 globals().update(

@@ -102,20 +102,20 @@ class Bookkeeping:
         callbacks know the entries of the log already on which the ranks have not agreed yet.
         """
         self._told = told
-        told, trainer = self._ended, self._trainer
-        for name, value in told["state"].items():
+        ended, trainer = self._ended, self._trainer
+        for name, value in ended["state"].items():
             setattr(trainer.state, name, value)
-        trainer.state.log_history = list(told["log"])
-        self._agreed, self._missing = len(told["log"]), told["pending"]
-        vars(trainer.control).update(told["control"])
-        for callback, state in zip(self._stateful(), told["callbacks"], strict=True):
+        trainer.state.log_history = list(ended["log"])
+        self._agreed, self._missing = len(ended["log"]), ended["pending"]
+        vars(trainer.control).update(ended["control"])
+        for callback, state in zip(self._stateful(), ended["callbacks"], strict=True):
             _load_state(callback, state)
         for name in _SUMS:
-            setattr(trainer, name, told["loop"][name])
-        self.epoch, self.done = told["loop"]["epoch"], told["loop"]["done"]
-        norm, rate = told["facts"]
+            setattr(trainer, name, ended["loop"][name])
+        self.epoch, self.done = ended["loop"]["epoch"], ended["loop"]["done"]
+        norm, rate = ended["facts"]
         self.facts = (norm, rate)
-        self.sums = told["sums"].to(trainer.args.device, copy=True)
+        self.sums = ended["sums"].to(trainer.args.device, copy=True)
         loss, operations = self.sums[self._rank]
         trainer._tr_loss = loss.float()
         trainer.current_flos = operations.item()

@@ -4,6 +4,7 @@ while a replacement process starts, so this process must not spend that time on 
 """
 
 import tft_pytorch.preload
+
 from tft_transformers.versions import check_versions
 
 

@@ -39,8 +39,7 @@ def check(trainer: Any, world: int) -> None:  # Any: transformers.Trainer, which
     """
     if not isinstance(trainer, transformers.Trainer):
         raise UsageError(
-            "tft_transformers.prepare takes a transformers.Trainer, not a "
-            f"{type(trainer).__name__}"
+            f"tft_transformers.prepare takes a transformers.Trainer, not a {type(trainer).__name__}"
         )
     for why in _reasons(trainer, world):
         raise UsageError(why)

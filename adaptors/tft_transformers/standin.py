@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store  # the class torch.distributed.Store
+from torch._C._distributed_c10d import HashStore, Store  # the classes of torch.distributed
 
 from tft.errors import UsageError
 
@@ -30,7 +30,7 @@ class StandIn(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch declares another constructor
         self._rank, self._size = rank, size
 
     def rank(self) -> int:
@@ -45,7 +45,7 @@ class StandIn(dist.ProcessGroup):
         """
         return self._size
 
-    def getBackendName(self) -> str:  # noqa: N802 (torch's own name)
+    def getBackendName(self) -> str:
         """
         Return the name of this backend.
         """
@@ -73,7 +73,7 @@ def stand_in(rank: int, world: int) -> None:
     """
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda", "npu"])
-    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
+    dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=world)
 
 
 def stand_aside() -> None:

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tft import Session
 from tft_pytorch import Rewound
+
+from tft import Session
 
 Result = TypeVar("Result")
 

@@ -29,7 +29,7 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
     # ------------------------------------------------------------ begin and end
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        training = self._tft
+        training: Any = self._tft
         if training.entered:
             raise UsageError(
                 "trainer.train() was called a second time: the job ends with the first training. "
@@ -173,4 +173,10 @@ def _copied(inputs: Any) -> Any:
     Return a copy of a micro-batch with the same tensors, because the loss may remove entries from
     it.
     """
-    return dict(inputs) if type(inputs) is dict else inputs.copy() if hasattr(inputs, "copy") else inputs
+    return (
+        dict(inputs)
+        if type(inputs) is dict
+        else inputs.copy()
+        if hasattr(inputs, "copy")
+        else inputs
+    )

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import transformers.trainer
+from tft_pytorch import Rewound
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tft import Session
 from tft.errors import UsageError
-from tft_pytorch import Rewound
 from tft_transformers.batches import Source
 from tft_transformers.bookkeeping import Bookkeeping
 from tft_transformers.generators import generators, restore
@@ -125,7 +125,10 @@ class Training:
                     number += 1
                     if number <= last:
                         self._begin_epoch()
-                if trainer.control.should_training_stop or last == trainer.state.num_train_epochs - 1:
+                if (
+                    trainer.control.should_training_stop
+                    or last == trainer.state.num_train_epochs - 1
+                ):
                     self.finish()
                 return
             except Rewound:

@@ -32,8 +32,11 @@ parser.add_argument("--items", type=int, default=40)
 parser.add_argument("--set", nargs="*", default=[], help="NAME=JSON: arguments of the training")
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--random", action="store_true", help="items draw random numbers")
+parser.add_argument("--scaler", action="store_true", help="a GradScaler that overflows at first")
 parser.add_argument("--patience", type=int, default=0)
-parser.add_argument("--fails", type=int, default=0, help="a callback raises at the end of this step")
+parser.add_argument(
+    "--fails", type=int, default=0, help="a callback raises at the end of this step"
+)
 parser.add_argument("--dies", default="", help="RANK:PLACE:STEP, a place of the recording callback")
 parser.add_argument("--checkpoint", default="", help="a checkpoint of the Trainer to resume from")
 options = parser.parse_args()
@@ -123,7 +126,11 @@ class Recording(Trainer):  # type: ignore[misc]  # Transformers ships no types
         loss = super().compute_loss(model, inputs, **named)
         if model.training:
             found = (loss[0] if isinstance(loss, tuple) else loss).item()
-            row = {"step": self.state.global_step + 1, "loss": found.hex(), "n": len(inputs["labels"])}
+            row = {
+                "step": self.state.global_step + 1,
+                "loss": found.hex(),
+                "n": len(inputs["labels"]),
+            }
             name = f"losses-rank{self.args.process_index}.jsonl"
             with (options.out / name).open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -160,7 +167,7 @@ def train() -> None:
     if not options.plain:
         import tft_transformers
 
-        session = tft_transformers.init()
+        tft_transformers.init()
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
     config = LlamaConfig(
@@ -183,6 +190,10 @@ def train() -> None:
         eval_dataset=Tokens(9, 2),
         callbacks=callbacks,
     )
+    if options.scaler:
+        trainer.accelerator.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=2.0**126, backoff_factor=2.0**-60, growth_interval=4
+        )
     if not options.plain:
         trainer = tft_transformers.prepare(trainer)
     result = trainer.train(resume_from_checkpoint=options.checkpoint or None)
@@ -196,8 +207,6 @@ def train() -> None:
         "training_loss": result.training_loss,
         "flos": trainer.state.total_flos,
     }
-    if not options.plain:
-        print("digests", sorted(session.digests()))
     path = options.out / f"final-rank{args.process_index}.json"
     path.write_text(json.dumps(final))
 

@@ -1,0 +1,247 @@
+"""
+A `Trainer` of Transformers in jobs whose ranks are killed: everything that it records is that of the
+plain script under torchrun.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import LIMIT, ROOT, Outcome, run, run_once
+
+SCRIPT = ROOT / "tests" / "transformers" / "job.py"
+PHASES = ("forward", "backward", "collective", "update", "between", "tail")
+MOST = (
+    "--items", "42", "--dropout", "0.1", "--random", "--set", "gradient_accumulation_steps=2",
+    'eval_strategy="steps"', "eval_steps=3", 'save_strategy="steps"', "save_steps=3",
+    "logging_steps=2", "load_best_model_at_end=true", 'metric_for_best_model="loss"',
+    "eval_on_start=true", "num_train_epochs=2",
+)  # fmt: skip
+"""The options of a training with most of what a Trainer does: 12 steps in two epochs."""
+EPOCHS = (
+    "--items", "16", "--scaler", "--set", 'eval_strategy="epoch"', 'save_strategy="epoch"',
+    'logging_strategy="epoch"', "activation_checkpointing=true", "num_train_epochs=3",
+)  # fmt: skip
+STOPS = (
+    "--patience", "1", "--set", 'eval_strategy="steps"', "eval_steps=2", "save_steps=2",
+    'save_strategy="steps"', "load_best_model_at_end=true", 'metric_for_best_model="loss"',
+    "greater_is_better=true",
+)  # fmt: skip
+
+Plain = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """
+    Return a function that trains with plain Transformers, and returns the directory of its records.
+    """
+
+    def train(name: str, *options: str) -> Path:
+        def under_torchrun(place: Path) -> Outcome:
+            command = [
+                sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                "2", str(SCRIPT), "--plain", "--out", str(place), *options,
+            ]  # fmt: skip
+            with place.with_suffix(".out").open("w") as out:
+                process = subprocess.Popen(
+                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            try:
+                code = process.wait(LIMIT)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            output = place.with_suffix(".out").read_text()
+            return Outcome(code=code, output=output, run_dir=place)
+
+        return run_once(tmp_path_factory, name, under_torchrun).run_dir
+
+    return train
+
+
+def train(place: Path, arguments: tuple[str, ...], *options: str, adaptor: bool = True) -> Outcome:
+    """
+    Train as a job of tft. The records are in the directory `out`.
+    """
+    chosen = ("--adaptor", "transformers") if adaptor else ()
+    return run(
+        place / "run", *chosen, *options, script=SCRIPT, nproc=2,
+        arguments=("--out", str(place / "out"), *arguments),
+    )  # fmt: skip
+
+
+def kills(*faults: str) -> list[str]:
+    """
+    Return the options of `tft run` for some faults.
+    """
+    return [word for fault in faults for word in ("--chaos", fault)]
+
+
+def rows(place: Path, name: str) -> list[str]:
+    """
+    Return the rows of both ranks, without times.
+    """
+    found = []
+    for path in sorted(place.glob(f"{name}-rank*.jsonl")):
+        found += [
+            f"{path.stem} {_timeless(row)}"
+            for row in map(json.loads, path.read_text().splitlines())
+        ]
+    return found
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k}
+
+
+def finals(place: Path) -> list[dict[str, Any]]:
+    """
+    Return what both ranks have at the end: digests of the state, the log, and the losses.
+    """
+    found = [json.loads(path.read_text()) for path in sorted(place.glob("final-rank*.json"))]
+    assert len(found) == 2
+    return [{**each, "log": [_timeless(entry) for entry in each["log"]]} for each in found]
+
+
+def checkpoints(place: Path) -> dict[str, object]:
+    """
+    Return the content of the Trainer's checkpoints, by file.
+    """
+    from safetensors.torch import load_file
+    from torch import load
+
+    found: dict[str, object] = {}
+    for path in sorted((place / "output").rglob("*")):
+        name = str(path.relative_to(place))
+        if path.name == "trainer_state.json":
+            state = json.loads(path.read_text().replace(str(place), ""))
+            found[name] = {**state, "log_history": [_timeless(e) for e in state["log_history"]]}
+        elif path.suffix == ".safetensors":
+            found[name] = {key: tensor.tolist() for key, tensor in load_file(path).items()}
+        elif path.suffix in (".pt", ".pth"):
+            found[name] = repr(_plain(load(path, weights_only=False)))
+        elif path.suffix == ".json":
+            found[name] = path.read_text()
+    return found
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_plain(value) for value in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def same(place: Path, undisturbed: Path, *, once: tuple[str, ...] = ("steps", "logs")) -> None:
+    """
+    Check that a job has recorded the same as the undisturbed plain script. Rows of the names in
+    `once` must be there once, other rows at least once.
+    """
+    assert finals(place) == finals(undisturbed)
+    for name in ("losses", "steps", "logs", "evaluations", "saves", "epochs"):
+        found, expected = rows(place, name), rows(undisturbed, name)
+        if name not in once:
+            found, expected = sorted(set(found)), sorted(set(expected))
+        assert found == expected, name
+    assert checkpoints(place) == checkpoints(undisturbed)
+
+
+def test_a_trainer_survives_kills_in_all_phases(tmp_path: Path, plain: Plain) -> None:
+    """When ranks are killed in each phase of steps with accumulated gradients, then losses, logs,
+    callbacks, checkpoints and the final state are those of the plain script. Evaluations of a
+    step are repeated only by a fault in the step after it."""
+    specs = [
+        f"kill:rank={turn % 2},step={2 * turn + 1},phase={phase}"
+        for turn, phase in enumerate(PHASES)
+    ]
+    outcome = train(tmp_path, MOST, *kills(*specs))
+    assert outcome.code == 0, outcome.output
+    assert [each["phase"] for each in outcome.chaos()] == list(PHASES)
+    assert [(i["strategy"], i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [
+        ("recover", 0, [])
+    ] * len(PHASES)
+    same(tmp_path / "out", plain("most", *MOST), once=("steps",))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trainer_survives_a_kill(tmp_path: Path, plain: Plain, phase: str, rank: int) -> None:
+    """When a rank is killed in a phase, then callbacks of training are called once for each step,
+    and all records are those of the plain script."""
+    outcome = train(tmp_path, MOST, *kills(f"kill:rank={rank},step=5,phase={phase}"))
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == 1
+    same(tmp_path / "out", plain("most", *MOST))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "place",
+    [
+        "0:prediction_step:3", "1:prediction_step:0", "1:evaluate:6", "0:save:9", "1:save:12",
+        "0:log:4", "1:step_end:5", "1:substep_end:4", "0:epoch_end:6", "1:epoch_end:12",
+    ],
+)  # fmt: skip
+def test_a_trainer_survives_a_kill_in_a_callback(tmp_path: Path, plain: Plain, place: str) -> None:
+    """When a rank is killed in an evaluation, in a checkpoint, between micro-batches, or at the end
+    of a step or an epoch, then all records are those of the plain script."""
+    outcome = train(tmp_path, (*MOST, "--dies", place))
+    assert outcome.code == 0, outcome.output
+    assert [i["strategy"] for i in outcome.incidents] == ["recover"]
+    same(tmp_path / "out", plain("most", *MOST), once=())
+
+
+@pytest.mark.soak
+def test_a_trainer_survives_faults_at_the_ends_of_epochs(tmp_path: Path, plain: Plain) -> None:
+    """When ranks are killed around the ends of epochs, with a GradScaler that overflows, then all
+    records are those of the plain script."""
+    specs = ("rank=0,step=4,phase=between", "rank=1,step=5,phase=backward",
+             "rank=0,step=8,phase=tail", "rank=1,step=12,phase=update")  # fmt: skip
+    outcome = train(tmp_path, EPOCHS, *kills(*(f"kill:{spec}" for spec in specs)))
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == len(specs)
+    same(tmp_path / "out", plain("epochs", *EPOCHS), once=("steps",))
+
+
+@pytest.mark.soak
+def test_a_second_fault_while_the_first_is_repaired(tmp_path: Path, plain: Plain) -> None:
+    """When a rank is killed again while it fetches its state, and a survivor has an error, then all
+    records are those of the plain script."""
+    faults = ("kill:rank=1,step=3,phase=backward", "kill:rank=1,phase=repair,order=fetch",
+              "raise:rank=0,step=7,phase=backward,kind=memory",
+              "raise:rank=1,step=9,phase=forward,kind=network")  # fmt: skip
+    outcome = train(tmp_path, MOST, *kills(*faults))
+    assert outcome.code == 0, outcome.output
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry", "retry"]
+    same(tmp_path / "out", plain("most", *MOST), once=("steps",))
+
+
+@pytest.mark.soak
+def test_early_stopping_stops_at_the_same_step(tmp_path: Path, plain: Plain) -> None:
+    """When a rank is replaced just before the evaluation at which the training stops early, then it
+    stops at the same step as the plain script."""
+    outcome = train(tmp_path, STOPS, *kills("kill:rank=0,step=3", "kill:rank=1,step=4,phase=tail"))
+    assert outcome.code == 0, outcome.output
+    undisturbed = plain("stops", *STOPS)
+    assert finals(undisturbed)[0]["step"] == 4
+    same(tmp_path / "out", undisturbed, once=("steps",))
+
+
+def test_a_callback_that_raises_ends_the_job(tmp_path: Path) -> None:
+    """When a callback of the user raises at the end of a step, then the job ends with a last
+    checkpoint of that step."""
+    outcome = train(tmp_path, ("--items", "16", "--fails", "5"))
+    assert outcome.code == 3, outcome.output
+    assert "a callback of the user has failed" in outcome.output
+    assert outcome.report["result"] == "dumped"
