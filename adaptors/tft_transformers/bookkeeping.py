@@ -96,6 +96,14 @@ class Bookkeeping:
         }
         self.received = False
 
+    @property
+    def ended_step(self) -> int:
+        """
+        The number of steps that the Trainer had counted at the end of the last step.
+        """
+        step: int = self._ended["state"]["global_step"]
+        return step
+
     def settle(self, *, told: bool = False) -> None:
         """
         Put the bookkeeping of the end of the last step into the Trainer. `told` is True if the

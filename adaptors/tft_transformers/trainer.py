@@ -39,7 +39,7 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
             return super().train(*arguments, **named)
         except Exception as error:
             if training.entered and not training.finished:
-                training.steps.fail(error)
+                training.fail(error)
             raise
 
     def hyperparameter_search(self, *arguments: Any, **named: Any) -> Any:

@@ -44,7 +44,7 @@ class Training:
         self.entered = self.finished = False
         self._enters = False
         """True if training goes on within an epoch, because another process has begun it."""
-        self._first = 0
+        self._first = self._batches_in_epoch = 0
         self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
         self._source: Source | None = None
@@ -106,6 +106,26 @@ class Training:
             self.steps.finish()
             self.finished = True
 
+    def fail(self, error: BaseException) -> None:
+        """
+        Report an exception that the Trainer, or a callback, has raised between two operations.
+
+        If it was raised behind the update window, first complete the step as far as the state
+        depends on it, because a last checkpoint may be written now. Returns if the job goes on: then
+        this process must end. Raises `tft.JobEnded` if the job ends.
+        """
+        if self.in_tail and not self.steps.skips:
+            trainer, batches = self._trainer, self._batches_in_epoch
+            self.book.done += 1
+            if trainer.state.global_step == self.book.ended_step:
+                if not trainer.accelerator.optimizer_step_was_skipped:
+                    trainer.lr_scheduler.step()
+                trainer.state.global_step += 1
+                taken = min(self.book.done * trainer.args.gradient_accumulation_steps, batches)
+                trainer.state.epoch = self.book.epoch + taken / batches
+            self.book.end_step()
+        self.steps.fail(error)
+
     # ------------------------------------------------------------ epochs
 
     def run_epoch(self, run: Callable[..., None], given: dict[str, Any]) -> None:
@@ -115,6 +135,7 @@ class Training:
         """
         trainer, last = self._trainer, given["epoch"]
         given = {**given, "epochs_trained": self._first}
+        self._batches_in_epoch = given["steps_in_epoch"]
         number = last
         while True:
             try:

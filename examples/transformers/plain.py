@@ -7,13 +7,14 @@ A small language model, trained with a `Trainer` of Transformers. Start it with
 import argparse
 
 from tokens import Tokens
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--output", default="output")
 options = parser.parse_args()
 
+set_seed(1)
 args = TrainingArguments(
     output_dir=options.output,
     use_cpu=True,

@@ -8,7 +8,7 @@ import argparse
 
 import tft_transformers
 from tokens import Tokens
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -16,6 +16,7 @@ parser.add_argument("--output", default="output")
 options = parser.parse_args()
 tft_transformers.init()
 
+set_seed(1)
 args = TrainingArguments(
     output_dir=options.output,
     use_cpu=True,

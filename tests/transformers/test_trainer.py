@@ -238,10 +238,15 @@ def test_early_stopping_stops_at_the_same_step(tmp_path: Path, plain: Plain) -> 
     same(tmp_path / "out", undisturbed, once=("steps",))
 
 
-def test_a_callback_that_raises_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_a_callback_that_raises_ends_the_job(tmp_path: Path, plain: Plain) -> None:
     """When a callback of the user raises at the end of a step, then the job ends with a last
-    checkpoint of that step."""
-    outcome = train(tmp_path, ("--items", "16", "--fails", "5"))
+    checkpoint of that step. A resumed job goes on from there, and all records are those of the
+    plain script."""
+    small = ("--items", "16", "--set", "logging_steps=2")
+    outcome = train(tmp_path, (*small, "--fails", "5"))
     assert outcome.code == 3, outcome.output
     assert "a callback of the user has failed" in outcome.output
-    assert outcome.report["result"] == "dumped"
+    resumed = train(tmp_path, small, "--resume")
+    assert resumed.code == 0, resumed.output
+    same(tmp_path / "out", plain("small", *small), once=("logs",))

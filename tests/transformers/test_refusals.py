@@ -1,0 +1,99 @@
+"""
+What the adaptor for Transformers refuses, and when.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tft_transformers
+import torch.distributed as dist
+from tft_transformers import versions
+from tft_transformers.refusals import check
+from tft_transformers.standin import stand_aside, stand_in
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from tft.errors import UsageError
+
+
+@pytest.fixture
+def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """
+    The stand-in for process groups, as rank 1 of 2, and the environment of such a rank.
+    """
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**ranks, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    stand_in(1, 2)
+    yield
+    stand_aside()
+
+
+def trainer_with(place: Path, data: Any = (), **arguments: Any) -> Any:
+    """
+    Return a Trainer with some arguments.
+    """
+    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
+    given = {"use_cpu": True, "report_to": "none", **arguments}
+    return Trainer(
+        model=LlamaForCausalLM(config),
+        args=TrainingArguments(output_dir=str(place), **given),
+        train_dataset=data,
+        eval_dataset=data,
+    )
+
+
+def test_the_stand_in_refuses_to_communicate(standing: None, tmp_path: Path) -> None:
+    """When TrainingArguments are made over the stand-in, then they know rank and number of ranks,
+    and whatever needs another rank raises."""
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    assert (args.process_index, args.world_size) == (1, 2)
+    with pytest.raises(UsageError, match="main_process_first"):
+        dist.barrier()
+    with pytest.raises(UsageError, match="the ranks cannot communicate"), args.main_process_first():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+        ({"lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "greedy"),
+        ({"optim": "schedule_free_adamw"}, "schedule_free"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches"),
+        ({"accelerator_config": {"use_seedable_sampler": False}}, "use_seedable_sampler"),
+    ],
+)
+def test_settings_are_refused(
+    standing: None, tmp_path: Path, arguments: dict[str, Any], reason: str
+) -> None:
+    """When a setting does not fit, then a sentence names it."""
+    check(trainer_with(tmp_path), 2)
+    with pytest.raises(UsageError, match=reason):
+        check(trainer_with(tmp_path, **arguments), 2)
+
+
+def test_a_trainer_that_sees_too_few_ranks_is_refused(standing: None, tmp_path: Path) -> None:
+    """When TrainingArguments do not see all ranks, then a sentence says what to do."""
+    with pytest.raises(UsageError, match="use_cpu=True"):
+        check(trainer_with(tmp_path), 4)
+    with pytest.raises(UsageError, match="not a dict"):
+        check({}, 2)
+
+
+def test_prepare_without_init_is_refused(tmp_path: Path) -> None:
+    """When `prepare` is called without `init`, then a sentence says so."""
+    with pytest.raises(UsageError, match="init"):
+        tft_transformers.prepare(object())
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another version of Transformers is installed, then a sentence names both versions."""
+    versions.check_versions()
+    monkeypatch.setattr(versions, "version", lambda name: "4.57.0")
+    with pytest.raises(UsageError, match="was written for transformers 5"):
+        versions.check_versions()
