@@ -1,6 +1,6 @@
 """
 The Trainer's bookkeeping: its `TrainerState` and `TrainerControl`, the state of its callbacks, and
-its sums of losses and floating-point operations.
+its totals of losses and floating-point operations.
 
 All of it is handed over to tft among `others`. It must be equal on all ranks there, and it must be
 that of the end of the last step, although the Trainer changes it before the next update window.
@@ -22,7 +22,7 @@ _OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "statef
 """The fields of a `TrainerState` that differ between ranks, or that are kept apart."""
 
 _SHARED = tuple(field.name for field in fields(TrainerState) if field.name not in _OWN)
-_SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step",
+_TOTALS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step",
          "_initial_num_input_tokens_seen")  # fmt: skip
 
 _Plain = dict[str, Any]  # Any: plain values and tensors
@@ -34,8 +34,8 @@ class Bookkeeping:
 
     - Entries of the log differ between ranks, because they contain times. So ranks agree on the
       entries of one rank, in the next step. Until then, entries are not part of `state_dict`.
-    - Sums of losses belong to each rank. Before each update, the ranks exchange them, so that no
-      rank needs another one at the end of the step, when the sums are logged.
+    - Totals of losses belong to each rank. Before each update, the ranks exchange them, so that no
+      rank needs another one at the end of the step, when the totals are logged.
     """
 
     def __init__(self, trainer: Any, rank: int, world: int) -> None:
@@ -52,8 +52,8 @@ class Bookkeeping:
         """The entries of the latest agreement, and how many entries come before them."""
         self._told = False
         """True if the callbacks know the missing entries already."""
-        self.sums = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
-        """The sum of losses and the floating-point operations of each rank, since the last log."""
+        self.totals = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
+        """The total of losses and the floating-point operations of each rank, since the last log."""
         self.epoch = 0
         self.done = 0
         """How many steps of the epoch are complete."""
@@ -83,16 +83,16 @@ class Bookkeeping:
         Note the present bookkeeping as that of the end of the step.
         """
         state = self._trainer.state
-        sums = {name: getattr(self._trainer, name, 0) for name in _SUMS}
+        totals = {name: getattr(self._trainer, name, 0) for name in _TOTALS}
         self._ended = {
             "state": {name: getattr(state, name) for name in _SHARED},
             "log": state.log_history[: self._agreed],
             "pending": len(state.log_history) - self._agreed,
             "control": dict(vars(self._trainer.control)),
-            "callbacks": [_state_of(callback) for callback in self._stateful()],
-            "loop": {**sums, "epoch": self.epoch, "done": self.done},
+            "callbacks": [_state_of(callback) for callback in self.stateful()],
+            "loop": {**totals, "epoch": self.epoch, "done": self.done},
             "facts": list(self.facts),
-            "sums": self.sums.clone(),
+            "totals": self.totals.clone(),
         }
         self.received = False
 
@@ -116,20 +116,23 @@ class Bookkeeping:
         trainer.state.log_history = list(ended["log"])
         self._agreed, self._missing = len(ended["log"]), ended["pending"]
         vars(trainer.control).update(ended["control"])
-        for callback, state in zip(self._stateful(), ended["callbacks"], strict=True):
+        for callback, state in zip(self.stateful(), ended["callbacks"], strict=True):
             _load_state(callback, state)
-        for name in _SUMS:
+        for name in _TOTALS:
             setattr(trainer, name, ended["loop"][name])
         self.epoch, self.done = ended["loop"]["epoch"], ended["loop"]["done"]
         norm, rate = ended["facts"]
         self.facts = (norm, rate)
-        self.sums = ended["sums"].to(trainer.args.device, copy=True)
-        loss, operations = self.sums[self._rank]
+        self.totals = ended["totals"].to(trainer.args.device, copy=True)
+        loss, operations = self.totals[self._rank]
         trainer._tr_loss = loss.float()
         trainer.current_flos = operations.item()
         self.received = False
 
-    def _stateful(self) -> list[Any]:  # Any: the user's own callbacks may have any type
+    def stateful(self) -> list[Any]:  # Any: the user's own callbacks may have any type
+        """
+        Return the callbacks that have a state.
+        """
         callbacks = self._trainer.callback_handler.callbacks
         return [each for each in callbacks if isinstance(each, ExportableState) or _keeps(each)]
 
@@ -140,15 +143,15 @@ class Bookkeeping:
         Return the present bookkeeping, for `put_back`.
         """
         trainer = self._trainer
-        sums = {name: getattr(trainer, name, 0) for name in (*_SUMS, "current_flos")}
+        totals = {name: getattr(trainer, name, 0) for name in (*_TOTALS, "current_flos")}
         state = dict(vars(trainer.state))
         return {
             "state": {**state, "log_history": list(state["log_history"])},
             "control": dict(vars(trainer.control)),
-            "callbacks": [(each, _state_of(each)) for each in self._stateful()],
-            "sums": sums,
+            "callbacks": [(each, _state_of(each)) for each in self.stateful()],
+            "totals": totals,
             "loss": trainer._tr_loss.clone() if hasattr(trainer, "_tr_loss") else None,
-            "own": (self._agreed, self._missing, self.sums.clone()),
+            "own": (self._agreed, self._missing, self.totals.clone()),
         }
 
     def put_back(self, noted: _Plain) -> None:
@@ -161,29 +164,31 @@ class Bookkeeping:
         vars(trainer.control).update(noted["control"])
         for callback, state in noted["callbacks"]:
             _load_state(callback, state)
-        for name, value in noted["sums"].items():
+        for name, value in noted["totals"].items():
             setattr(trainer, name, value)
         if noted["loss"] is not None:
             trainer._tr_loss = noted["loss"].clone()
-        self._agreed, self._missing, sums = noted["own"]
-        self.sums = sums.clone()
+        self._agreed, self._missing, totals = noted["own"]
+        self.totals = totals.clone()
 
     # ------------------------------------------------------------ with the other ranks
 
     def exchange(self) -> None:
         """
-        Exchange the sums of all ranks, before the update window.
+        Exchange the totals of all ranks, before the update window.
         """
         trainer = self._trainer
         own = torch.stack(
             [
                 trainer._tr_loss.double(),
-                torch.tensor(float(trainer.current_flos), dtype=torch.float64).to(self.sums.device),
+                torch.tensor(float(trainer.current_flos), dtype=torch.float64).to(
+                    self.totals.device
+                ),
             ]
         )
-        found = [torch.empty_like(own) for _ in self.sums]
+        found = [torch.empty_like(own) for _ in self.totals]
         dist.all_gather(found, own)
-        self.sums = torch.stack(found)
+        self.totals = torch.stack(found)
 
     def agree(self) -> None:
         """
@@ -199,7 +204,7 @@ class Bookkeeping:
         if place == self._agreed and len(entries) > len(own):
             own = entries
         device = trainer.args.device
-        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.sums]
+        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.totals]
         dist.all_gather(counts, torch.tensor([len(own)], device=device))
         known = [int(count) for count in counts]
         if max(known) < self._missing:
@@ -220,24 +225,24 @@ class Bookkeeping:
 
     def losses(self) -> torch.Tensor:
         """
-        Return the sum of losses of each rank, as the Trainer would gather them now.
+        Return the total of losses of each rank, as the Trainer would gather them now.
         """
-        return self.sums[:, 0].float()
+        return self.totals[:, 0].float()
 
     def logged(self) -> None:
         """
-        Begin new sums of losses, because the Trainer has logged the present ones.
+        Begin new totals of losses, because the Trainer has logged the present ones.
         """
         self._trainer._tr_loss -= self._trainer._tr_loss
-        self.sums[:, 0] -= self.sums[:, 0]
+        self.totals[:, 0] -= self.totals[:, 0]
 
     def take_operations(self) -> float:
         """
         Return the floating-point operations of all ranks since the last call, added up as the
         Trainer does it, in 32 bits.
         """
-        total = self.sums[:, 1].float().sum().item()
-        self.sums[:, 1] = 0
+        total = self.totals[:, 1].float().sum().item()
+        self.totals[:, 1] = 0
         self._trainer.current_flos = 0
         return total
 

@@ -4,6 +4,7 @@ The training of a Trainer in a tft job: what `trainer.py` overrides is carried o
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import wraps
 from typing import Any
 
@@ -382,26 +383,17 @@ class _Surroundings:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
+        """
+        Within the `with` block, call only callbacks that have a state, which is restored afterwards.
+        """
         handler = self._trainer.callback_handler
-        self._trainer.callback_handler = _Muted(handler)
+        quiet = copy(handler)
+        quiet.callbacks = self._book.stateful()
+        self._trainer.callback_handler = quiet
         try:
             yield
         finally:
             self._trainer.callback_handler = handler
-
-
-class _Muted:
-    """
-    A `CallbackHandler` that calls no callback. Otherwise it is like the one that it replaces.
-    """
-
-    def __init__(self, handler: Any) -> None:
-        vars(self).update(vars(handler))
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("on_"):
-            raise AttributeError(name)
-        return lambda args, state, control, *more, **named: control
 
 
 @contextmanager
