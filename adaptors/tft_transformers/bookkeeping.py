@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import structlog
 import torch
 import torch.distributed as dist
 from transformers.trainer_callback import ExportableState, TrainerState
-
-log = structlog.get_logger()
 
 _OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "stateful_callbacks")
 """The fields of a `TrainerState` that differ between ranks, or that are kept apart."""
@@ -24,6 +21,9 @@ _OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "statef
 _SHARED = tuple(field.name for field in fields(TrainerState) if field.name not in _OWN)
 _TOTALS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step",
          "_initial_num_input_tokens_seen")  # fmt: skip
+
+_EQUAL = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
+"""The values of an entry of the log that are equal on all ranks."""
 
 _Plain = dict[str, Any]  # Any: plain values and tensors
 
@@ -46,8 +46,9 @@ class Bookkeeping:
         self._rank = rank
         self._agreed = 0
         """How many entries of the log the ranks have agreed on."""
-        self._missing = 0
-        """How many further entries other ranks have and this rank does not have."""
+        self._missing: list[dict[str, Any]] = []
+        """Further entries that other ranks have and this rank does not have, without the values
+        that differ between ranks."""
         self._latest: tuple[int, list[dict[str, Any]]] = (0, [])
         """The entries of the latest agreement, and how many entries come before them."""
         self._told = False
@@ -87,7 +88,10 @@ class Bookkeeping:
         self._ended = {
             "state": {name: getattr(state, name) for name in _SHARED},
             "log": state.log_history[: self._agreed],
-            "pending": len(state.log_history) - self._agreed,
+            "pending": [
+                {name: entry[name] for name in _EQUAL if name in entry}
+                for entry in state.log_history[self._agreed :]
+            ],
             "control": dict(vars(self._trainer.control)),
             "callbacks": [_state_of(callback) for callback in self.stateful()],
             "loop": {**totals, "epoch": self.epoch, "done": self.done},
@@ -207,13 +211,14 @@ class Bookkeeping:
         counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self.totals]
         dist.all_gather(counts, torch.tensor([len(own)], device=device))
         known = [int(count) for count in counts]
-        if max(known) < self._missing:
-            log.warning("log_entries_lost", why="all ranks that had them were lost one by one")
-        entries = _broadcast(own, known.index(max(known)), self._rank, device)
+        if max(known):
+            entries = _broadcast(own, known.index(max(known)), self._rank, device)
+        else:  # all ranks come from a checkpoint, or all that had the entries were lost one by one
+            entries = list(self._missing)
         kinds = [_kind(entry) for entry in own]
         trainer.state.log_history[self._agreed :] = entries
         self._latest = self._agreed, entries
-        self._agreed, self._missing = len(trainer.state.log_history), 0
+        self._agreed, self._missing = len(trainer.state.log_history), []
         for entry in () if self._told else entries:
             if _kind(entry) not in kinds:
                 logs = {name: value for name, value in entry.items() if name != "step"}

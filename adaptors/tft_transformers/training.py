@@ -196,13 +196,13 @@ class Training:
         """
         trainer, step = self._trainer, self.session.step - 1
         told = self._told.read() >= step
-        self._told.write(step)
         self.book.settle(told=told)
         if not told:
             handler = trainer.callback_handler
             for call in (handler.on_optimizer_step, handler.on_step_end):
                 call(trainer.args, trainer.state, trainer.control)
             self.book.settle()
+        self._told.write(step)
 
     # ------------------------------------------------------------ the operations of a step
 
@@ -306,8 +306,9 @@ class Training:
             self._trainer.optimizer._is_overflow = False
             self.book.settle()
         else:
-            self.book.done, self.book.facts = self.book.done + 1, tuple(facts)
+            self.book.facts = tuple(facts)
             self.log(log)
+            self.book.done += 1
             self.book.end_step()
         self.in_tail = False
         self._told.write(self.session.step - 1)
@@ -319,15 +320,17 @@ class Training:
         """
         Let the Trainer log the losses of all ranks if it wants to, but not evaluate or save.
         """
-        control, before = self._trainer.control, self._trainer._globalstep_last_logged
+        trainer = self._trainer
+        control, before = trainer.control, trainer._globalstep_last_logged
         wanted = control.should_evaluate, control.should_save
         control.should_evaluate = control.should_save = False
-        with _gathered():
-            log(self.book.losses())
-        control = self._trainer.control
-        control.should_evaluate, control.should_save = wanted
-        if self._trainer._globalstep_last_logged != before:
-            self.book.logged()
+        try:
+            with _gathered():
+                log(self.book.losses())
+        finally:  # a callback may raise
+            trainer.control.should_evaluate, trainer.control.should_save = wanted
+            if trainer._globalstep_last_logged != before:
+                self.book.logged()
 
     def afterwards(self, function: Callable[[], Any]) -> Any:
         """

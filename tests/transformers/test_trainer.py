@@ -206,8 +206,8 @@ def test_a_trainer_survives_a_kill_in_a_callback(tmp_path: Path, plain: Plain, p
 def test_a_trainer_survives_faults_at_the_ends_of_epochs(tmp_path: Path, plain: Plain) -> None:
     """When ranks are killed around the ends of epochs, with a GradScaler that overflows, then all
     records are those of the plain script."""
-    specs = ("rank=0,step=4,phase=between", "rank=1,step=5,phase=backward",
-             "rank=0,step=8,phase=tail", "rank=1,step=12,phase=update")  # fmt: skip
+    specs = ("rank=0,step=4,phase=between", "rank=1,step=6,phase=backward",
+             "rank=0,step=8,phase=tail", "rank=1,step=12,phase=collective")  # fmt: skip
     outcome = train(tmp_path, EPOCHS, *kills(*(f"kill:{spec}" for spec in specs)))
     assert outcome.code == 0, outcome.output
     assert len(outcome.incidents) == len(specs)
@@ -250,3 +250,30 @@ def test_a_callback_that_raises_ends_the_job(tmp_path: Path, plain: Plain) -> No
     resumed = train(tmp_path, small, "--resume")
     assert resumed.code == 0, resumed.output
     same(tmp_path / "out", plain("small", *small), once=("logs",))
+
+
+@pytest.mark.soak
+def test_all_ranks_go_back_to_an_earlier_epoch(tmp_path: Path, plain: Plain) -> None:
+    """When copies of the state differ, then all ranks go back to a checkpoint in the epoch before,
+    in the same processes, and the end is that of the plain script."""
+    simple = ("--set", "logging_steps=2")
+    options = ("--checkpoint-every", "4", *kills("bitflip:rank=1,step=9,target=param"))
+    outcome = train(tmp_path, simple, *options)
+    assert outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert (incident["step"], incident["steps_lost"], incident["processes_started"]) == (9, 5, 0)
+    assert finals(tmp_path / "out") == finals(plain("simple", *simple))
+
+
+@pytest.mark.soak
+def test_a_job_without_survivors_goes_on_from_a_checkpoint(tmp_path: Path, plain: Plain) -> None:
+    """When all ranks are lost at once, with the default adaptor, then the job goes on from a
+    periodic checkpoint, or is resumed from it if it was not whole yet. The end is that of the plain
+    script."""
+    simple = ("--set", "logging_steps=2")
+    options = ("--checkpoint-every", "4", *kills("kill:ranks=0+1,step=15"))
+    outcome = train(tmp_path, simple, *options, adaptor=False)
+    if outcome.code == 4:
+        outcome = train(tmp_path, simple, *options, "--resume", adaptor=False)
+    assert outcome.code == 0, outcome.output
+    assert finals(tmp_path / "out") == finals(plain("simple", *simple))
