@@ -6,7 +6,6 @@ names of the adaptor from this package.
 
 from tft.spi import Made
 from tft_pytorch.iterators import Batches, Prefetcher
-from tft_pytorch.own_loop import OwnLoop, Rewound
 from tft_pytorch.replicas import ReplicaOptimizer
 
-__all__ = ["Batches", "Made", "OwnLoop", "Prefetcher", "ReplicaOptimizer", "Rewound"]
+__all__ = ["Batches", "Made", "Prefetcher", "ReplicaOptimizer"]

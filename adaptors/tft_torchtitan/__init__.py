@@ -10,6 +10,21 @@ where `train.py` is
     main()
 """
 
-from tft_torchtitan.entry import main, train
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tft_torchtitan.entry import main, train
 
 __all__ = ["main", "train"]
+
+
+def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
+    """
+    Return the functions `main` and `train`. Their module is imported on first use, because it
+    imports torch.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module 'tft_torchtitan' has no attribute {name!r}")
+    from tft_torchtitan import entry
+
+    return getattr(entry, name)

@@ -12,11 +12,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tft_pytorch import Rewound
-
 from tft import Session
 
 Result = TypeVar("Result")
+
+
+class Rewound(BaseException):
+    """
+    Raised when all ranks have gone back by more than the present step, to a copy in host memory or
+    to a checkpoint. The Trainer's loop must go on with the step `session.step`.
+
+    This exception is a `BaseException`, so that an `except Exception` of the Trainer does not catch
+    it.
+    """
 
 
 class Surroundings(Protocol):

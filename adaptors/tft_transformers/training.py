@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers.trainer
-from tft_pytorch import Rewound
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +19,7 @@ from tft_transformers.batches import Source
 from tft_transformers.bookkeeping import Bookkeeping
 from tft_transformers.generators import generators, restore
 from tft_transformers.standin import stand_aside
-from tft_transformers.steps import Steps
+from tft_transformers.steps import Rewound, Steps
 from tft_transformers.told import Told
 from tft_transformers.wrapping import wrapper
 

@@ -3,7 +3,7 @@ Measure recoveries of the Trainer of `examples/transformers` and of the plain lo
 in turns: jobs of two ranks, with a rank killed every few steps.
 
 Run it in the environment of the adaptor for Transformers: `.venv-transformers/bin/python -m
-tests.benchmarks.transformers_recovery`.
+tests.benchmarks.frameworks.transformers_recovery`.
 """
 
 import json
