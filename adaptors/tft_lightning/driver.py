@@ -68,6 +68,12 @@ class Driver:
         native = plugin._after_closure
 
         def after_closure(*args: Any, **kwargs: Any) -> None:
+            if self._opened:
+                raise UsageError(
+                    "the optimizer has computed the loss of a batch several times in one step, as "
+                    "LBFGS does: its all-reduces would stand in the update window. Use an "
+                    "optimizer that computes it once"
+                )
             native(*args, **kwargs)
             self._session.open_window()
             self._opened = True
@@ -169,6 +175,7 @@ class Driver:
         self._trainer.strategy.adopt(self._session, self._position)
         self._session.run(self._nothing if skip else self._train)
         self._position = None
+        self._ledger.ends()
         fit._restarting = False
 
     def _nothing(self, session: Session) -> None:

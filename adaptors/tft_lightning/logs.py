@@ -33,6 +33,7 @@ class LogLedger:
         self._step = step
         self._writes = rank == 0
         self._next = (0, 0)
+        self._over = False
         self._delivered = (-1, -1)
         if self._writes and self._path.exists():
             last, number = self._path.read_text().split()
@@ -44,6 +45,12 @@ class LogLedger:
         """
         self._next = (self._step(), 0)
 
+    def ends(self) -> None:
+        """
+        Pass on all later calls, because the training is complete on all ranks: no call comes again.
+        """
+        self._over = True
+
     def watch(self, logger: Logger) -> None:
         """
         Count the calls of `logger` from now on.
@@ -51,6 +58,9 @@ class LogLedger:
         native = logger.log_metrics
 
         def log_metrics(*args: Any, **kwargs: Any) -> None:
+            if self._over:
+                native(*args, **kwargs)
+                return
             present = self._step()
             step, number = self._next if self._next[0] == present else (present, 0)
             self._next = (step, number + 1)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import apply_to_collection
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ProgressBar
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -142,7 +142,9 @@ class CallbackState:
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._attributes = Attributes(callback, _CLOCKS)
+        # this callback notes every learning rate that it has logged, and reads none of them
+        grows = {"lrs"} if isinstance(callback, LearningRateMonitor) else set()
+        self._attributes = Attributes(callback, _CLOCKS | grows)
         self._tells = is_overridden("state_dict", callback, parent=Callback)
 
     def noted(self) -> dict[str, Any]:

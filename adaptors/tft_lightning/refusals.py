@@ -5,15 +5,23 @@ Refuses what a trainer may ask for and tft cannot do, with a sentence, before an
 from typing import Any
 
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
+    Timer,
     WeightAveraging,
 )
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from tft.errors import UsageError
 
-_REFUSED = (BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging, WeightAveraging)
+_REFUSED = (
+    BaseFinetuning, BatchSizeFinder, LearningRateFinder, ModelPruning, StochasticWeightAveraging, Timer,
+    WeightAveraging,
+)  # fmt: skip
+"""The callbacks that are refused. `max_time` of the Trainer makes a `Timer`."""
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
@@ -49,8 +57,14 @@ def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
         if isinstance(callback, _REFUSED):
             raise UsageError(
                 f"the callback {type(callback).__name__} has state that is no plain value, or fits "
-                "several times, so a replacement process could not go on with it: leave it out"
+                "several times, or changes what is trained, so a replacement process could not go on "
+                "with it: leave it out (max_time of the Trainer makes a Timer)"
             )
+    if isinstance(getattr(strategy, "_checkpoint_io", None), AsyncCheckpointIO):
+        raise UsageError(
+            "AsyncCheckpointIO writes checkpoints after their step, and a checkpoint of a process "
+            "that dies meanwhile would be missing: use another checkpoint plugin"
+        )
     if strategy._ddp_kwargs.get("static_graph"):
         raise UsageError(
             "tft cannot rebuild a DDP with static_graph=True: leave static_graph out of TftStrategy"

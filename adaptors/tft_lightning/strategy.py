@@ -75,6 +75,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         self._driver: Driver | None = None
         self._depth = 0
         """How many calls of the module are open in `training_step`."""
+        self._inside = False
+        """True while `training_step` runs."""
 
     @property
     def session(self) -> tft.Session:
@@ -144,6 +146,11 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
                     f"configure_optimizers has returned {len(self.optimizers)} optimizers, but "
                     "tft_lightning trains with one: return one optimizer with several parameter groups"
                 )
+            if trainer.ckpt_path is not None:
+                raise UsageError(
+                    "trainer.fit was given ckpt_path, and a replacement process would begin there "
+                    "again: continue a job with tft run --resume, or load the weights in the script"
+                )
             if self.replacement:
                 trainer.num_sanity_val_steps = 0
             self._watch_outputs(self._driver)
@@ -191,8 +198,11 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         """
         Compute the loss of a batch.
         """
-        self._depth = 0
-        return super().training_step(*args, **kwargs)
+        self._depth, self._inside = 0, True
+        try:
+            return super().training_step(*args, **kwargs)
+        finally:
+            self._inside = False
 
     def _watch_outputs(self, driver: Driver) -> None:
         """
@@ -207,7 +217,7 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         def leaves(module: Any, inputs: Any, output: Any) -> None:
             self._depth -= 1
             # the training_step may call the module for its own purposes
-            if not self._depth and torch.is_grad_enabled():
+            if self._inside and not self._depth and torch.is_grad_enabled():
                 driver.noted(output)
 
         self.lightning_module.register_forward_pre_hook(enters)
@@ -239,6 +249,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         if self._driver is None:
             super().barrier(*args, **kwargs)
             return
+        if "pre_setup" in (*args, *kwargs.values()) and not _distributed_is_initialized():
+            # rank 0 has prepared the data when it comes here
+            self._agreed.value(None, "prepared")
         with self._driver.long():
             super().barrier(*args, **kwargs)
 

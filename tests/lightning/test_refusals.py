@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import BackboneFinetuning, StochasticWeightAveraging, Timer
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tft_lightning.refusals import refuse_unsupported
 from tft_lightning.versions import check_lightning
 
@@ -51,6 +52,9 @@ def test_a_usual_trainer_is_not_refused() -> None:
         ({"reload_dataloaders_every_n_epochs": 1}, {}, "reload_dataloaders_every_n_epochs"),
         ({"_val_check_time_interval": 60.0}, {}, "val_check_interval"),
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, {}, "StochasticWeightAveraging"),
+        ({"callbacks": [Timer()]}, {}, "Timer"),
+        ({"callbacks": [BackboneFinetuning()]}, {}, "BackboneFinetuning"),
+        ({}, {"_checkpoint_io": AsyncCheckpointIO()}, "AsyncCheckpointIO"),
         ({}, {"_ddp_kwargs": {"static_graph": True}}, "static_graph"),
         ({}, {"_model_averaging_period": 4}, "model_averaging_period"),
         ({}, {"_ddp_comm_state": object()}, "ddp_comm_state"),
