@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from tft.errors import UsageError
@@ -19,6 +19,10 @@ _READER = "_tft_reader"
 """The attribute of a positioned loader that has its reader."""
 
 Batch = Any  # a batch of the user's loader may have any type
+
+
+_SEEN = (Tensor, bool, int, float, str, bytes, type(None))
+"""The parts of a batch whose changes can be seen."""
 
 
 def positioned(
@@ -160,9 +164,9 @@ class _Live:
         self._inner = inner
         self._next = first
         self._epoch = epoch
-        self._kept: dict[int, tuple[Batch, Any, list[int]]] = {}
+        self._kept: dict[int, tuple[Batch, Any, _Seal]] = {}
         """The batches by their number in the epoch, each with the random states after it was read,
-        and the versions of its tensors."""
+        and a seal that tells whether it was changed since."""
 
     def reaches(self, first: int, epoch: int) -> bool:
         """
@@ -171,8 +175,8 @@ class _Live:
         if epoch != self._epoch or first > self._next:
             return False
         kept = [self._kept.get(number) for number in range(first, self._next)]
-        # a training_step may have changed the tensors of a batch in place
-        return all(each is not None and each[2] == _versions(each[0]) for each in kept)
+        # a hook or a training_step may have changed a batch, for example replaced its tensors
+        return all(each is not None and each[2].holds(each[0]) for each in kept)
 
     def trim(self, first: int) -> None:
         self._kept = {number: kept for number, kept in self._kept.items() if number >= first}
@@ -199,17 +203,38 @@ class _Live:
                     if self._reader._loader.num_workers
                     else _collect_rng_states(include_cuda=False)
                 )
-                self._kept[number] = batch, states, _versions(batch)
+                self._kept[number] = batch, states, _Seal(batch)
                 self._next = number + 1
             number += 1
             yield batch
 
 
-def _versions(batch: Batch) -> list[int]:
+class _Seal:
     """
-    Return how often each tensor of a batch was changed in place.
+    Tells whether a batch is as it was read: the same tensors at the same places, not changed in
+    place. An object of another kind, whose changes cannot be seen, counts as changed.
     """
-    return [each._version for each in tree_leaves(batch) if isinstance(each, Tensor)]
+
+    def __init__(self, batch: Batch) -> None:
+        self._leaves, self._form = tree_flatten(batch)
+        self._versions = self._counted()
+
+    def holds(self, batch: Batch) -> bool:
+        """
+        Return whether `batch`, which was given to the constructor, is unchanged.
+        """
+        leaves, form = tree_flatten(batch)
+        return (
+            form == self._form
+            and all(a is b for a, b in zip(leaves, self._leaves, strict=True))
+            and self._versions is not None
+            and self._counted() == self._versions
+        )
+
+    def _counted(self) -> list[int] | None:
+        if not all(isinstance(each, _SEEN) for each in self._leaves):
+            return None
+        return [each._version for each in self._leaves if isinstance(each, Tensor)]
 
 
 class _Rest:

@@ -2,13 +2,13 @@
 A positioned loader goes back to any batch, in the same process or in another one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from tft_lightning.loaders import positioned, reader_of
+from tft_lightning.loaders import _Seal, positioned, reader_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tft.errors import UsageError
@@ -103,6 +103,25 @@ def test_a_batch_that_was_changed_in_place_is_read_again() -> None:
     first.add_(100)
     reader_of(loader).seek(0)
     assert read(loader) == whole
+
+
+def test_seal_of_a_batch_sees_every_change() -> None:
+    """When a tensor of a batch is replaced, removed or changed in place, or when a part of the batch
+    is an object of another kind, then the batch counts as changed, so that it is read again."""
+    same = {"x": torch.ones(2), "n": 1}
+    assert _Seal(same).holds(same)
+    changes: list[Callable[[dict[str, Any]], Any]] = [
+        lambda batch: batch.update(x=batch["x"] * 2),
+        lambda batch: batch.pop("n"),
+        lambda batch: batch["x"].mul_(2),
+        lambda batch: batch.update(n=2),
+    ]
+    for change in changes:
+        seal = _Seal(batch := {"x": torch.ones(2), "n": 1})
+        change(batch)
+        assert not seal.holds(batch)
+    unknown = {"x": object()}
+    assert not _Seal(unknown).holds(unknown)
 
 
 def test_a_list_of_batches_is_refused() -> None:
