@@ -169,8 +169,8 @@ class Page:
     def live(self) -> bool:
         """
         Show that the calling thread, the training thread of a new process, lives. The agent learns
-        of its end at once (`wait_for_death`). Return False if the agent held the mutex all the time,
-        so that it will learn of the end a little later.
+        of its end at once (`wait_for_death`). Return False if this failed, because the agent held
+        the mutex at each attempt. The agent then learns of the end a little later.
         """
         pause = threading.Event()
         for _ in range(_ATTEMPTS):  # the agent holds the mutex for microseconds when it looks

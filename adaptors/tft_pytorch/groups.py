@@ -379,8 +379,8 @@ class _Freeing:
     then waits for `GROUP_TIMEOUT`. Until then the group keeps three sleeping threads and its
     buffers. If the training thread waited for the group, the whole job would wait.
 
-    A script or a framework may still refer to a group. `wait` returns such groups, and the caller
-    must keep them: whoever drops the last reference waits for the destructor.
+    A script or a framework may still refer to a group. `wait` returns these groups. The caller must
+    keep them, because the thread that drops the last reference to a group waits for its destructor.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup], spared: frozenset[int]) -> None:

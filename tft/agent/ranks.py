@@ -80,8 +80,9 @@ class _Process:
     asked: bool = False
     """True if the process was asked to write its stacks before its end."""
     ordered: bool = False
-    """True if the controller has ordered the end of the process. Its real end is reported then: the
-    controller counts on another node if a process cannot be ended, for example in a driver."""
+    """True if the controller has ordered the end of the process. The end is then reported only when
+    the process is gone, so that the controller notices a process that cannot be ended, for example
+    one that is stuck in a driver."""
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ def starts_controller(
     setting: str,
 ) -> bool:
     """
-    Return True if this `tft run` starts the controller, for which the option `option` is. The other
-    nodes of the job ignore the option. `options` are those that the hook `tft_environment` gets.
+    Return True if this `tft run` starts the controller, which uses the option `option`. On the other
+    nodes of the job the option has no effect. `options` are the options that the hook
+    `tft_environment` gets.
 
     Raises `UsageError` if `tft lead` runs the controller. The error tells the user to set `setting`
     (VARIABLE=VALUE) in the environment of `tft lead`.

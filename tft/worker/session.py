@@ -79,7 +79,11 @@ class Session:
         self._hook = adaptor.hook
         self._page = Page.open(settings.page)
         if not self._page.live():
-            log.warning("death_known_late", why="the agent was too busy to let the page go")
+            log.warning(
+                "death_known_late",
+                why="the agent held the mutex of the page all the time; the end of this process "
+                "may be known some tens of milliseconds later",
+            )
         self._gate = Gate(self._hook)
         self._control = Control(settings, self._gate)
         self._observers = Observers(load_plugins())

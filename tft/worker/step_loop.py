@@ -295,8 +295,8 @@ class StepLoop:
 
     def attempt(self, work: Callable[[], None]) -> None:
         """
-        Call `work`, a part of a training loop that belongs to another program. The step that the
-        settings allow as the last one ends it.
+        Call `work`, a part of a training loop that belongs to another program. `work` is left when
+        the last step that the settings allow has ended.
         """
         if self.digests is not None:
             self.digests.step_begins()
