@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from tft_pytorch.iterators import loader_like
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterableDataset
@@ -144,7 +145,7 @@ class Reader:
                 pass
         else:
             rest = _Rest(loader.batch_sampler, first)
-            inner = iter(_beginning_with(loader, rest))
+            inner = iter(loader_like(loader, batch_sampler=rest))
             if not loader.num_workers:
                 if "first" in before:
                     torch.set_rng_state(before["first"])
@@ -265,19 +266,3 @@ class _Rest:
             self.begin()
         assert self._lists is not None
         return next(self._lists)
-
-
-def _beginning_with(loader: Any, batches: _Rest) -> DataLoader[Any]:
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        in_order=loader.in_order,
-    )

@@ -8,7 +8,7 @@ Pass such an object to `session.adopt` as `data`.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -31,6 +31,20 @@ class Source(Protocol):
     def next(self) -> Any: ...  # Any: the user's own batch, of any type
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> None: ...
+
+
+def loader_like(
+    loader: "DataLoader[Any]", **changed: Any
+) -> "DataLoader[Any]":  # Any: arguments of DataLoader
+    """
+    Return a loader with the settings of `loader`, except for the arguments `changed`. One of these
+    is `batch_sampler`, which may be any iterable of lists of indices.
+    """
+    names = (
+        "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+        "multiprocessing_context", "generator", "prefetch_factor", "in_order",
+    )  # fmt: skip
+    return DataLoader(**{name: getattr(loader, name) for name in names} | changed)
 
 
 class Batches:
@@ -65,18 +79,11 @@ class Batches:
             int(torch.randint(_LARGEST_SEED, ())) if generator is None else generator.initial_seed()
         )
         self._batches = _Numbered(loader.batch_sampler)
-        self._ours: DataLoader[Any] = DataLoader(
-            _Seeded(loader.dataset),
-            # the sampler `_Numbered` yields tuples, which DataLoader does not declare
-            batch_sampler=cast(Any, self._batches),
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
+        self._ours = loader_like(
+            loader,
+            dataset=_Seeded(loader.dataset),
+            batch_sampler=self._batches,
             generator=self._generator,
-            prefetch_factor=loader.prefetch_factor,
             in_order=True,
         )
         self.epoch = 0
