@@ -4,20 +4,16 @@ Lightning. tft finds this module through the adaptor's Python entry point.
 """
 
 from tft_pytorch import adaptor as _pytorch
+from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
 from tft.spi import hookimpl
 from tft_lightning.versions import check_lightning
 
-# the hooks of the adaptor for PyTorch under their names, as tft looks for them in this module
-globals().update({name: hook for name, hook in vars(_pytorch).items() if name.startswith("tft_")})
 
-
-@hookimpl
+@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
 def tft_preload() -> None:
     check_lightning()
-    # imported here, because only a process that preloads modules needs them
-    from tft_pytorch.preload import preload
-
+    # imported here, because only a process that preloads modules needs it
     import tft_lightning.strategy  # noqa: F401 (the script imports it, and Lightning with it)
 
-    preload()
+    _pytorch.tft_preload()

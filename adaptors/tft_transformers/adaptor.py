@@ -5,16 +5,12 @@ point.
 The hooks are those of the adaptor for PyTorch, except that Transformers is imported early too.
 """
 
-import tft_pytorch.adaptor
+from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
 from tft.spi import hookimpl
 
-globals().update(
-    {name: hook for name, hook in vars(tft_pytorch.adaptor).items() if name.startswith("tft_")}
-)
 
-
-@hookimpl
+@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
 def tft_preload() -> None:
     # imported here, because only a process that preloads modules needs the module `preload`
     from tft_transformers.preload import preload
