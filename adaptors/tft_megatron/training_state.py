@@ -5,7 +5,6 @@ which are not replaced as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,6 @@ from tft_megatron.training import Training, check, common_state
 
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
-_LISTED = count(1)
-"""A counter that gives a new number to each buffer in each result of `Adopted.slices`."""
 
 
 def adopt(
@@ -381,11 +378,9 @@ class Adopted:
         """
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
-        kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
-        # Give the buffers new numbers each time, so that tft never reads these buffers again in a
-        # later step. Some of the buffers are copies, which would be out of date.
-        identity = tuple(next(_LISTED) for _ in kept)
-        return SliceContent(head=payload.meta, buffers=kept, identity=identity)
+        kept = [buffer for buffer in payload.buffers if buffer.name not in own]
+        # some of the buffers are copies, which would be out of date in a later step
+        return SliceContent.of_one_step(payload.meta, kept)
 
     def contribution(self) -> int | None:
         """

@@ -4,7 +4,6 @@ passes to `session.adopt`. This module checks these objects, captures and restor
 gives tft the state that is sent to other ranks.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,6 @@ _PARTS = frozenset(
 )
 
 log = structlog.get_logger()
-
-_LISTED = itertools.count()
-"""A counter that gives a new number to each buffer in each result of `Adopted.slices`."""
 
 
 def begun() -> str | None:
@@ -225,11 +221,10 @@ class Adopted:
         compare this content while the job trains.
         """
         own = self._own(shard)
-        kept = tuple(buffer for buffer in self.give(shard).buffers if buffer.name not in own)
-        # Give the buffers new numbers each time: MindSpore carries out operations later, and only
-        # `give` waits for them. So tft must not read the buffers of one step in another step.
-        identity = tuple(next(_LISTED) for _ in kept)
-        return SliceContent(head=b"", buffers=kept, identity=identity)
+        kept = [buffer for buffer in self.give(shard).buffers if buffer.name not in own]
+        # MindSpore carries out operations later, and only `give` waits for them: so tft must not
+        # read the buffers of one step in another step
+        return SliceContent.of_one_step(b"", kept)
 
     def generators(self) -> dict[str, str]:
         """

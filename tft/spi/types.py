@@ -4,8 +4,9 @@ state), and read-only views of incidents and of a worker's session.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -137,6 +138,10 @@ class ShardPayload:
     buffers: tuple[Buffer | DeviceBuffer, ...]
 
 
+_UNUSED = count(1)
+"""Yields numbers for `SliceContent.identity` that were never used before in this process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceContent:
     """
@@ -152,6 +157,15 @@ class SliceContent:
     identity: tuple[int, ...]
     """A number for each buffer, such as its address. The number changes if the buffer moves to
     other memory. As long as no number changes, tft may use this object for later steps, too."""
+
+    @classmethod
+    def of_one_step(cls, head: bytes, buffers: Iterable["Buffer | DeviceBuffer"]) -> "SliceContent":
+        """
+        Return content whose buffers tft must not read in later steps, for example because some of
+        them are copies. Each buffer has a number that was never used before.
+        """
+        kept = tuple(buffers)
+        return cls(head=head, buffers=kept, identity=tuple(next(_UNUSED) for _ in kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
