@@ -13,6 +13,7 @@ such as torch_npu adds the functions and the backend for its device. So a new ki
 no code here.
 """
 
+import json
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, UsageError
@@ -33,9 +35,10 @@ log = structlog.get_logger()
 
 _CPU = "cpu"
 _GLOO = "gloo"
+_NCCL = "nccl"
 
 ABORT_LIMIT = 10.0
-"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. An
+"""Seconds within which all groups of a process must be aborted. NCCL's abort takes half a second. An
 abort can also hang, and then the process must be replaced."""
 
 _ANSWER = 0.1
@@ -78,6 +81,14 @@ class Devices:
         return dist.get_default_backend_for_device(self.kind)
 
     @property
+    def blocks_in_accept(self) -> bool:
+        """
+        True if the backend, while it makes a communicator, waits without a limit for other ranks
+        that connect to its listening sockets. NCCL does.
+        """
+        return self.backend == _NCCL
+
+    @property
     def asynchronous(self) -> bool:
         """
         True if a call of torch returns before the device has done the work of the call. False for
@@ -106,6 +117,13 @@ class Devices:
         A device that waits for other ranks in a collective is not idle, even if the Python code of
         its rank has continued.
         """
+        return self.answer() is True
+
+    def answer(self) -> bool | None:
+        """
+        Return whether the devices have no work to do, or None if they do not answer in time. Can be
+        called on any thread.
+        """
         answers: list[bool] = []
 
         def ask() -> None:
@@ -118,7 +136,7 @@ class Devices:
         asked = threading.Thread(target=ask, name="tft-device-idle", daemon=True)
         asked.start()
         asked.join(_ANSWER)
-        return answers == [True]
+        return answers[0] if answers else None
 
     # ------------------------------------------------------------ random generators
 
@@ -410,6 +428,20 @@ def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
         }
     except RuntimeError:
         return None
+
+
+def flight_record() -> Mapping[str, Any]:
+    """
+    Return what torch's flight recorder has noted about the collectives on the devices that are not
+    complete, in the form of torch. Return an empty mapping if this torch has no flight recorder for
+    devices.
+    """
+    # only a torch that has NCCL has this function
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None:
+        return {}
+    record: Mapping[str, Any] = json.loads(dump(includeCollectives=True, onlyActive=True))
+    return record
 
 
 def reported_error(devices: Devices) -> str:

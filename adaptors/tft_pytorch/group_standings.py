@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from tft.spi import GroupStanding
 from tft_pytorch import device
 from tft_pytorch.device import Devices
+from tft_pytorch.flight_recorder import open_collectives
 from tft_pytorch.interruptible import InterruptibleGloo
 
 _FEW = 8
@@ -24,19 +25,27 @@ def standings(devices: Devices) -> list[GroupStanding]:
     """
     Return where this rank stands in each of its process groups.
 
-    The number of collectives on an asynchronous device is the sequence number of its backend. Such a
-    group does not say in which collective the device waits.
+    On an asynchronous device, torch's flight recorder says in which collective the device waits.
+    Without the flight recorder, only the number of collectives is known that the host has begun,
+    which is the sequence number of the backend.
     """
     numbers = (device.sequence(devices) if devices.asynchronous else None) or {}
-    busy = _ON_DEVICE if numbers and not devices.idle() else ""
+    idle = devices.answer() if numbers else True
+    busy = "" if idle else _ON_DEVICE
+    # a device that does not answer must not be asked while Python's global lock is held
+    waits = open_collectives() if idle is False else {}
     found = []
     for group in _groups():
         # the training thread may destroy the group meanwhile
         with suppress(RuntimeError, ValueError, KeyError):
             if isinstance(group, InterruptibleGloo):
                 found.append(_standing(group, *group.standing()))
+            elif group.group_name in waits:
+                wait = waits[group.group_name]
+                found.append(_standing(group, wait.number, wait.name))
             elif group in numbers:
-                found.append(_standing(group, numbers[group], busy))
+                # if a collective of another group is open, the device waits in that one
+                found.append(_standing(group, numbers[group], "" if waits else busy))
     return found
 
 

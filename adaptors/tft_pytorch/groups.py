@@ -7,6 +7,7 @@ frees the groups completely.
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from weakref import ref
@@ -59,6 +60,10 @@ cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 _CUT_AGAIN = 0.02
 """If a group that is being formed is given up, its connections are cut again and again, because new
 connections are made all the time. The value is the number of seconds between two cuts."""
+
+
+_ABORT_BEGINS = 0.02
+"""Seconds in which an abort has told all communicators that they are aborted."""
 
 
 class Groups:
@@ -265,19 +270,25 @@ class Groups:
         if self._devices.asynchronous:
             self._abort(spared, port)
         if left is not None or not self._devices.asynchronous:
-            cut(spared, port)
+            cut(spared, port, listening=self._devices.blocks_in_accept)
         if left is not None and not begun:
             threading.Thread(
-                target=_keep_cutting, args=(left, spared, port), name="tft-quiesce", daemon=True
+                target=_keep_cutting,
+                args=(left, spared, port, self._devices.blocks_in_accept),
+                name="tft-quiesce",
+                daemon=True,
             ).start()
 
     def _abort(self, spared: frozenset[int], port: int) -> None:
         """
-        Abort the groups of the devices on another thread, because an abort takes time. Cut gloo's
-        connections afterwards.
+        Abort the groups of the devices on another thread, because an abort takes time. Cut the
+        connections of this process's groups shortly after the abort has begun.
 
-        If the connections were cut before the abort, the connections of the devices' groups would
-        be cut too. Other ranks would then see errors in collectives that they could still complete.
+        If the connections were cut before the abort, other ranks would see errors in collectives
+        that they could still complete. Once the abort has begun, no collective with this rank can
+        be completed. NCCL's thread notices the abort only when one of its connections ends, or
+        after half a second. And a communicator that is being made is not aborted at all: the thread
+        that makes it waits for other ranks, until its sockets are cut.
         """
         with self._lock:
             # new groups were formed since `quiesce` was called, and must not be aborted
@@ -286,7 +297,7 @@ class Groups:
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
                 self._aborting = threading.Thread(
-                    target=self._abort_then_cut,
+                    target=self._abort_and_cut,
                     args=(device.groups(), spared, port),
                     name="tft-abort",
                     daemon=True,
@@ -294,18 +305,27 @@ class Groups:
                 self._abort_began = monotonic()
                 self._aborting.start()
         if not began and monotonic() - self._abort_began > ABORT_LIMIT:
-            cut(spared, port)
+            cut(spared, port, listening=self._devices.blocks_in_accept)
 
-    def _abort_then_cut(
+    def _abort_and_cut(
         self, groups: list[dist.ProcessGroup], spared: frozenset[int], port: int
     ) -> None:
+        begun = threading.Timer(_ABORT_BEGINS, self._cut_present, args=(spared, port))
+        begun.daemon = True
+        if self._devices.blocks_in_accept:
+            with suppress(RuntimeError):  # the system has no more threads: the abort is slower
+                begun.start()
         try:
             device.abort(groups, self._devices)
         finally:
-            # do not cut the connections of groups that were formed after the abort began
-            with self._lock:
-                if self._spared is spared:
-                    cut(spared, port)
+            begun.cancel()
+            self._cut_present(spared, port)
+
+    def _cut_present(self, spared: frozenset[int], port: int) -> None:
+        # do not cut the connections of groups that were formed after the abort began
+        with self._lock:
+            if self._spared is spared:
+                cut(spared, port, listening=self._devices.blocks_in_accept)
 
     def standings(self, devices: Devices) -> Sequence[GroupStanding]:
         """
@@ -426,6 +446,8 @@ class _Freeing:
         return [group for each in self._groups if (group := each()) is not None]
 
 
-def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:
+def _keep_cutting(
+    left: threading.Event, spared: frozenset[int], port: int, listening: bool
+) -> None:
     while not left.wait(_CUT_AGAIN):
-        cut(spared, port)
+        cut(spared, port, listening=listening)

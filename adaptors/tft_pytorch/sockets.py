@@ -8,6 +8,11 @@ sockets of gloo and of the clients of the rendezvous store may be cut. gloo's so
 were opened after the process group began to form. Python, ZeroMQ and most libraries set
 close-on-exec on their sockets, but gloo does not. A client of the rendezvous store sets
 close-on-exec too, so the client's socket is found by the port to which the socket is connected.
+
+NCCL does not set close-on-exec either. While a communicator is made, NCCL waits for connections of
+other ranks at listening sockets. No call of torch ends this wait. A listening socket of NCCL is
+known by the option SO_REUSEADDR, which NCCL does not set and gloo does. After `shutdown(2)`,
+NCCL's `accept` has an error, and NCCL gives the communicator up.
 """
 
 import fcntl
@@ -30,15 +35,19 @@ def census() -> frozenset[int]:
     return frozenset(inode for _, inode in _sockets())
 
 
-def cut(spared: frozenset[int], store_port: int) -> int:
+def cut(spared: frozenset[int], store_port: int, *, listening: bool = False) -> int:
     """
     Shut down the connections of process groups, and of clients of the rendezvous store at the port
-    `store_port`. Leave out the sockets whose inode numbers are in `spared`. Return the number of
-    connections that were shut down.
+    `store_port`. With `listening`, shut down the listening sockets of NCCL too. Leave out the sockets
+    whose inode numbers are in `spared`. Return the number of sockets that were shut down.
 
     Can be called on any thread, and repeatedly.
     """
-    return sum(_cut_one(fd, inode, store_port) for fd, inode in _sockets() if inode not in spared)
+    return sum(
+        _cut_one(fd, inode, store_port, listening=listening)
+        for fd, inode in _sockets()
+        if inode not in spared
+    )
 
 
 def is_cut(fd: int, spared: frozenset[int]) -> bool:
@@ -53,7 +62,7 @@ def is_cut(fd: int, spared: frozenset[int]) -> bool:
     with connection:
         if close_on_exec or os.fstat(connection.fileno()).st_ino in spared:
             return False
-        return _is_shut(connection)
+        return not _listens(connection) and _is_shut(connection)
 
 
 def _is_shut(connection: socket.socket) -> bool:
@@ -73,7 +82,11 @@ def _sockets() -> Iterator[tuple[int, int]]:
             yield int(entry), found.st_ino
 
 
-def _cut_one(fd: int, inode: int, store_port: int) -> bool:
+def _listens(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _cut_one(fd: int, inode: int, store_port: int, *, listening: bool) -> bool:
     found = _tcp_connection(fd)
     if found is None:
         return False
@@ -82,7 +95,11 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
         try:
             if os.fstat(connection.fileno()).st_ino != inode:
                 return False
-            if close_on_exec and connection.getpeername()[1] != store_port:
+            if _listens(connection):
+                reuses = connection.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+                if close_on_exec or reuses or not listening:
+                    return False
+            elif close_on_exec and connection.getpeername()[1] != store_port:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:  # the socket is not connected
@@ -93,7 +110,7 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
 def _tcp_connection(fd: int) -> tuple[socket.socket, bool] | None:
     """
     Return a copy of the file descriptor `fd` as a socket, and whether `fd` itself is closed on
-    exec. Return None if `fd` is closed or is not a TCP connection. Another thread may close `fd`,
+    exec. Return None if `fd` is closed or is not a TCP socket. Another thread may close `fd`,
     but not the copy, which the caller must close.
     """
     try:
@@ -112,7 +129,6 @@ def _tcp_connection(fd: int) -> tuple[socket.socket, bool] | None:
     if (
         connection.family in (socket.AF_INET, socket.AF_INET6)
         and connection.type == socket.SOCK_STREAM
-        and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ):
         return connection, close_on_exec
     connection.close()
