@@ -6,7 +6,20 @@ right moment.
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """
+    What a rank has told when it entered its last collective of a step.
+    """
+
+    pid: int
+    on_device: bool
+    """True if a device computes for the rank. Such a rank need not sleep in a collective: the
+    device waits for the other ranks, and the process may wait for its device without sleeping."""
 
 
 class BarrierFiles:
@@ -19,11 +32,13 @@ class BarrierFiles:
         self._directory = run_dir / "chaos"
         self._rank = rank
 
-    def enter(self, step: int) -> None:
+    def enter(self, step: int, *, on_device: bool) -> None:
         """
-        Record that this process is about to enter its last collective of `step`.
+        Record that this process is about to enter its last collective of `step`, and whether a
+        device computes for it.
         """
-        self._write(f"inside-rank{self._rank}", {"step": step, "pid": os.getpid()})
+        mark = {"step": step, "pid": os.getpid(), "on_device": on_device}
+        self._write(f"inside-rank{self._rank}", mark)
 
     def leave(self) -> None:
         """
@@ -50,16 +65,18 @@ class BarrierFiles:
         except FileNotFoundError:
             return None
 
-    def inside(self, rank: int, step: int) -> int | None:
+    def inside(self, rank: int, step: int) -> Entry | None:
         """
-        Return the pid of the process of `rank` that has called `enter` for this step. Return None
-        if no process of `rank` has called `enter` for this step.
+        Return what the process of `rank` has told by calling `enter` for this step. Return None if
+        no process of `rank` has called `enter` for this step.
         """
         try:
             mark = json.loads((self._directory / f"inside-rank{rank}").read_text())
         except FileNotFoundError:
             return None
-        return int(mark["pid"]) if mark["step"] == step else None
+        if mark["step"] != step:
+            return None
+        return Entry(pid=int(mark["pid"]), on_device=bool(mark["on_device"]))
 
     def met(self, incident: int, step: int) -> None:
         """

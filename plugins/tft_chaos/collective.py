@@ -6,6 +6,10 @@ When a peer has computed its last gradient, it writes a marker file and starts i
 There it sleeps until all ranks have entered that collective. The victim waits when it has computed
 its first gradient, before it enters a collective. It makes the fault when all peers have written
 their marker files and sleep.
+
+A peer whose model is on a device only starts its collectives. The device waits in them, and the
+process may wait for its device without sleeping. For such a peer the victim waits as long as the
+checks of a sleeping one take, in which the peer starts its last collective.
 """
 
 import threading
@@ -13,8 +17,8 @@ import time
 from collections.abc import Sequence
 
 from tft_chaos.actions import ChaosMissed
-from tft_chaos.barrier_files import BarrierFiles
-from tft_chaos.proc import MainThread, main_thread
+from tft_chaos.barrier_files import BarrierFiles, Entry
+from tft_chaos.proc import main_thread
 
 PATIENCE = 30.0
 """Seconds within which all peers must enter the collective. This is longer than a step of the
@@ -28,6 +32,10 @@ PAUSE = 0.005
 """Seconds between two checks. This is longer than a thread takes to fall asleep."""
 
 
+Glance = dict[int, dict[str, object] | None]
+"""What was seen of each peer that is inside its collective. None: it is not inside."""
+
+
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
     """
     Wait until all peers sleep inside their last collective of `step`. Return evidence that all
@@ -37,7 +45,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
     """
     pause = threading.Event()  # nobody sets this event, so `pause.wait` sleeps between checks
     deadline = time.monotonic() + PATIENCE
-    glances: list[dict[int, MainThread | None]] = []
+    glances: list[Glance] = []
     while len(glances) < GLANCES:
         if time.monotonic() > deadline:
             raise ChaosMissed(
@@ -45,9 +53,9 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
                 f"within {PATIENCE:.0f} s, so no fault was made; what was last seen of these "
                 f"ranks: {glances[-1:]}"
             )
-        pids = {rank: marks.inside(rank, step) for rank in peers}
-        glance = {rank: None if pid is None else main_thread(pid) for rank, pid in pids.items()}
-        if any(seen is None or seen.state != "S" for seen in glance.values()):
+        entries = {rank: marks.inside(rank, step) for rank in peers}
+        glance = {rank: _seen(entry) for rank, entry in entries.items()}
+        if not all(glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
             # all peers (ranks that get no fault) sleep now, but one has run since the last check.
@@ -57,6 +65,17 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
             glances.append(glance)
         pause.wait(PAUSE)
     return {
-        "peers": {str(rank): {"pid": pids[rank], "state": "S"} for rank in peers},
+        "peers": {str(rank): seen for rank, seen in glances[-1].items()},
         "asleep_for": (GLANCES - 1) * PAUSE,
     }
+
+
+def _seen(entry: Entry | None) -> dict[str, object] | None:
+    thread = None if entry is None else main_thread(entry.pid)
+    if entry is None or thread is None:
+        return None
+    if entry.on_device:
+        return {"pid": entry.pid, "on_device": True}
+    if thread.state != "S":
+        return None
+    return {"pid": entry.pid, "state": thread.state, "switches": thread.switches}

@@ -230,7 +230,10 @@ def mark_collectives(
     def seen(number: int, of: int) -> None:
         step = session.step
         if number == of and any(s.step <= step < s.step + s.count for s in specs):
-            marks.enter(step)
+            marks.enter(step, on_device=on_device)
+
+    # where a cell of MindSpore computes is not known here
+    on_device = not cells.is_cell(model) and any(p.device.type != "cpu" for p in model.parameters())
 
     watch_gradients(model, seen)
 
