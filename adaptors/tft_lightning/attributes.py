@@ -6,12 +6,14 @@ tensors, and lists, tuples and dicts of them.
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tft.errors import UsageError
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
-
+_ON_DEVICE = "tft: a tensor on the device"
+"""The only key of a dict that stands for a tensor on the device of its rank."""
 
 LIMIT = 32 * 1024
 """The most bytes of one attribute that are kept. The whole rank-local state has 256 KiB."""
@@ -25,19 +27,35 @@ class NotPlain(Exception):
 
 def plain(value: Any) -> Any:  # Any: an attribute may have any type
     """
-    Return a copy of `value` for the rank-local state. Tensors are not copied, but detached and on
-    the CPU. Raises `NotPlain` if a part of it is not plain.
+    Return a copy of `value` for the rank-local state, from which `placed` makes the value again.
+    Tensors on the CPU are not copied, but detached. Raises `NotPlain` if a part of it is not plain.
     """
     kind = type(value)
     if kind in _SCALARS:
         return value
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        on_host = value.detach().cpu()
+        return on_host if value.device.type == "cpu" else {_ON_DEVICE: on_host}
     if kind in (list, tuple):
         return kind(plain(each) for each in value)
     if isinstance(value, dict):
         return {plain(key): plain(each) for key, each in value.items()}
     raise NotPlain
+
+
+def placed(value: Any, device: torch.device) -> Any:  # Any: a result of `plain`
+    """
+    Return the value of which `plain` has made `value`. Its tensors that were on a device are on
+    `device`, which is another one if they come from another rank.
+    """
+    kind = type(value)
+    if kind is dict:
+        if value.keys() == {_ON_DEVICE}:
+            return value[_ON_DEVICE].to(device)
+        return {key: placed(each, device) for key, each in value.items()}
+    if kind in (list, tuple):
+        return kind(placed(each, device) for each in value)
+    return value
 
 
 def attributes_of(owner: object, but: Collection[str] = ()) -> dict[str, Any]:
@@ -114,7 +132,8 @@ class Attributes:
 
 def put_back(owner: object, attributes: Mapping[str, Any]) -> None:
     """
-    Set the attributes of `owner` to the values that `attributes_of` has returned. Lists and dicts
+    Set the attributes of `owner` to the values that `attributes_of` has returned, after `placed`
+    has put their tensors in place. Lists and dicts
     keep their identity and type, since other objects may refer to them.
     """
     present = vars(owner)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.trainer import call
@@ -302,8 +301,7 @@ class Driver:
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
-        output = move_data_to_device(state["output"], trainer.lightning_module.device)
-        return batch, number, output
+        return batch, number, state["output"]
 
     def _seek(self, fetcher: Any, number: int) -> None:
         epoch = self._trainer.fit_loop.epoch_loop

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from tft.errors import UsageError
-from tft_lightning.attributes import LIMIT, Attributes, NotPlain, plain, size_of
+from tft_lightning.attributes import LIMIT, Attributes, NotPlain, placed, plain, size_of
 from tft_lightning.loaders import reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
 from tft_lightning.results import (
@@ -105,9 +105,10 @@ class Position:
         """
         if self.pending is None:
             return None
-        state, self.pending = self.pending, None
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+        state: dict[str, Any] = placed(self.pending, module.device)
+        self.pending = None
         restore_loops(trainer, state["loops"])
         callbacks = _moved(state["callbacks"], _PLACE, self._place)
         for callback, noted in zip(self._callbacks, callbacks, strict=True):

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import Metric
 
 from tft_lightning.attributes import plain
@@ -37,7 +37,7 @@ def noted_results(results: Any) -> dict[str, Any]:  # Any: Lightning has no type
 def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None:
     """
     Give the result collection of the module `module` the content that `noted_results` has returned,
-    in this process or in another.
+    in this process or in another, with its tensors in place (`placed`).
     """
     for key in [key for key in results if key not in noted]:
         del results[key]
@@ -46,8 +46,6 @@ def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None
         if metric is None:
             metric = results[key] = _made(json.loads(row["about"]), module)
         for name, value in row["state"].items():
-            if isinstance(value, Tensor):
-                value = value.to(module.device)
             setattr(metric, name, value)
 
 

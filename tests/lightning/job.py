@@ -1,7 +1,8 @@
 """
 A training with Lightning as the tests need it: with `TftStrategy`, or with Lightning's own strategy
 under torchrun (`--plain`). Each rank records its losses, what its callback has counted, and digests of
-its final state. `--dies PLACE:RANK:NUMBER` kills a rank once, at a place that chaos does not know.
+its final state. `--dies PLACE:RANK:NUMBER` kills a rank once, at a place that chaos does not know. With
+`--device`, the ranks share one GPU.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from sys import path
 from typing import Any
 
 import numpy
@@ -23,6 +25,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
+path += ["."]
+from tests.accelerator.sharing import share_device
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--dir", type=Path)
 parser.add_argument("--plain", action="store_true")
@@ -33,8 +38,13 @@ parser.add_argument("--watches", default="val_loss")
 parser.add_argument("--unused", action="store_true")
 parser.add_argument("--raises", type=int, default=0)
 parser.add_argument("--dies", action="append", default=[])
+parser.add_argument("--device", action="store_true")
 args = parser.parse_args()
 RANK = int(os.environ["RANK"])
+WHERE: dict[str, Any] = {"accelerator": "cpu", "devices": 2}
+if args.device:
+    share_device()
+    WHERE = {"accelerator": "gpu", "devices": 1, "num_nodes": 2}
 
 
 def die(place: str, number: int) -> None:
@@ -101,7 +111,7 @@ class Net(LightningModule):  # type: ignore[misc]  # it has no types here
             die("validation", self.current_epoch)
         points, kinds = batch
         self.log("val_loss", cross_entropy(self.net(points), kinds), sync_dist=True)
-        self.log("noise", torch.rand(()), sync_dist=True)
+        self.log("noise", torch.rand(()).to(self.device), sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: Any) -> None:
         """Count nothing: this is a place to be killed at."""
@@ -163,7 +173,7 @@ def digest(value: Any) -> str:
                 feed(one)
         else:
             found.update(
-                each.numpy().tobytes() if isinstance(each, Tensor) else repr(each).encode()
+                each.cpu().numpy().tobytes() if isinstance(each, Tensor) else repr(each).encode()
             )
 
     feed(value)
@@ -193,7 +203,7 @@ def main() -> None:
         strategy = TftStrategy(find_unused_parameters=True) if args.unused else TftStrategy()
     recorder = Recorder()
     trainer = Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=args.epochs, log_every_n_steps=1,
+        **WHERE, strategy=strategy, max_epochs=args.epochs, log_every_n_steps=1,
         accumulate_grad_batches=args.accumulate, gradient_clip_val=1.0, val_check_interval=0.5,
         logger=CSVLogger(args.dir), enable_progress_bar=False, enable_model_summary=False,
         callbacks=[
@@ -216,6 +226,7 @@ def main() -> None:
                 "random": digest(
                     [
                         torch.get_rng_state(),
+                        torch.cuda.get_rng_state() if args.device else (),
                         random.getstate(),
                         numpy.random.random(3).tolist(),
                     ]

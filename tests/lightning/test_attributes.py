@@ -4,7 +4,7 @@ The plain attributes of callbacks and modules are noted and put back.
 
 import pytest
 import torch
-from tft_lightning.attributes import Attributes
+from tft_lightning.attributes import _ON_DEVICE, Attributes, placed, plain
 
 from tft.errors import UsageError
 
@@ -48,3 +48,13 @@ def test_an_attribute_that_grows_is_refused_by_name() -> None:
     counter.kept = [torch.zeros(100)] * 100
     with pytest.raises(UsageError, match="kept of Counter"):
         watched.noted()
+
+
+def test_tensors_of_a_device_return_to_it() -> None:
+    """When tensors in lists and dicts are on a device, then they are kept in host memory, and are put
+    on the device of the rank again. Tensors on the CPU stay there."""
+    noted = {"kept": [{_ON_DEVICE: torch.zeros(2)}, torch.ones(2)], "pair": (1, "a")}
+    found = placed(noted, torch.device("meta"))
+    assert [each.device.type for each in found["kept"]] == ["meta", "cpu"]
+    assert found["pair"] == (1, "a")
+    assert placed(plain({"host": torch.ones(2)}), torch.device("meta"))["host"].tolist() == [1, 1]

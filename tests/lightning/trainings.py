@@ -98,5 +98,5 @@ def _comparable(value: Any, root: Path) -> Any:
     if isinstance(value, list | tuple):
         return [_comparable(each, root) for each in value]
     if isinstance(value, torch.Tensor):
-        return [str(value.dtype), *value.shape, value.numpy().tobytes()]
+        return [str(value.dtype), *value.shape, value.cpu().numpy().tobytes()]
     return value
