@@ -86,7 +86,9 @@ def _reasons_of_model(trainer: Any) -> Iterator[str]:
         yield "the Trainer has a model_init: give it a model"
     if trainer.model_wrapped is not trainer.model:
         yield "the model of the Trainer is wrapped already: give it the plain model"
-    if trainer.is_distributed_loading_by_transformers or trainer.is_model_parallel:
+    # Transformers 5.0 to 5.17 have no models that are distributed while they are loaded
+    loaded_in_parts = getattr(trainer, "is_distributed_loading_by_transformers", False)
+    if loaded_in_parts or trainer.is_model_parallel:
         yield "the model is distributed over devices or ranks: only data parallelism is supported"
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         yield "accelerate is configured for DeepSpeed or FSDP: only data parallelism is supported"
