@@ -3,7 +3,7 @@ Jobs on a real device, with faults and errors of the device: the state at the en
 undisturbed job on every rank. Run them with `make test-accelerator`.
 
 Rows over gloo share one device. Rows over the device's own backend, such as nccl, need a device for
-each rank.
+each rank. NCCL shares a device if it takes the ranks for ranks of several hosts (`sharing.py`).
 """
 
 from collections.abc import Callable
@@ -38,6 +38,12 @@ MIXED = {
     # in step 3 the scale is still too large, so the update is skipped
     "float16": ("kill:rank=1,step=24,phase=update", "kill:rank=0,step=3,phase=backward"),
 }
+PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
+LEFT_BEHIND = 64 * 2**20
+"""Less memory of the device than this, in bytes, is left behind by 20 incidents."""
+COUNTED = 5
+"""The elements of the all-reduce that a rank skips."""
+over_nccl = pytest.mark.skipif(not torch.cuda.is_available(), reason="this row is about NCCL")
 
 pytestmark = [pytest.mark.skipif(not DEVICES, reason=NONE), pytest.mark.timeout(900)]
 
@@ -117,6 +123,74 @@ def test_ranks_with_a_device_each_recover(tmp_path: Path, calm: Calm, spec: str)
     """When two ranks have a device each and one of them is killed or reports a fault, then the
     state is that of the undisturbed job."""
     identical(trained(tmp_path / "run", 2, spec), calm(2))
+
+
+# ---------------------------------------------------------------- NCCL among several ranks
+
+
+@over_nccl
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_killed_in_each_phase_over_nccl(tmp_path: Path, calm: Calm, world: int) -> None:
+    """When a rank is killed in each phase in turn, while the others wait in collectives of NCCL,
+    then NCCL is aborted, the survivors keep their processes, and the state is that of the
+    undisturbed job."""
+    specs = [
+        f"kill:rank={turn % world},step={5 * (turn + 1)},phase={phase}"
+        for turn, phase in enumerate(PHASES)
+    ]
+    arguments = ("--apart", "--tail")
+    outcome = trained(tmp_path / "run", world, *specs, arguments=arguments)
+    identical(outcome, calm(world, *arguments))
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 7
+    assert all(i["pids_kept"] for i in outcome.incidents)
+    assert all(i["processes_started"] == 1 for i in outcome.incidents)
+
+
+@over_nccl
+def test_ranks_are_lost_while_nccl_connects_them(tmp_path: Path, calm: Calm) -> None:
+    """When a rank is killed while the communicators of NCCL are made, in which the other ranks wait
+    for it without a limit, then they leave, and keep their processes. Reported faults before and
+    after that are retried. The state is that of the undisturbed job."""
+    specs = (
+        "raise:rank=1,step=6,phase=update,kind=memory", "kill:rank=2,phase=repair,order=rebuild",
+        "raise:rank=2,step=12,phase=backward,kind=network", "kill:rank=0,step=18,phase=backward",
+    )  # fmt: skip
+    arguments = ("--apart", "--tail")
+    outcome = trained(tmp_path / "run", 3, *specs, arguments=arguments)
+    identical(outcome, calm(3, *arguments))
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry", "recover"]
+    assert [i["processes_started"] for i in outcome.incidents] == [1, 0, 1]
+
+
+@over_nccl
+def test_a_rank_that_skips_a_collective_of_nccl_is_named(tmp_path: Path, calm: Calm) -> None:
+    """When a rank does not begin a collective of NCCL, then it is named, with the collective in
+    which the devices of the others wait, before a process is ended."""
+    arguments = ("--apart", "--error", "skip", "--seconds", "0.1")
+    environment = {"TORCH_FR_BUFFER_SIZE": "500", "TORCH_NCCL_TRACE_BUFFER_SIZE": "500"}
+    outcome = trained(tmp_path / "run", 3, arguments=arguments, environment=environment)
+    identical(outcome, calm(3, "--apart"))
+    remarks = outcome.report["remarks"]
+    (behind,) = [each["facts"] for each in remarks if each["event"] == "rank_behind"]
+    assert behind["rank"] == VICTIM
+    assert f"all_reduce of {COUNTED} elements" in behind["why"], behind
+    log = (outcome.run_dir / "logs" / "controller.log").read_text()
+    assert log.index("event=rank_behind") < log.index("event=stalled")
+
+
+@over_nccl
+def test_incidents_leave_no_memory_of_the_device_behind(tmp_path: Path) -> None:
+    """When the groups of NCCL are aborted and formed again many times, then the survivors give
+    their memory of the device back."""
+    steps = range(4, 100, 4)
+    specs = [f"kill:rank=1,step={step},phase=backward" for step in steps]
+    arguments = ("--apart", "--free", "--steps", "110")
+    options = ("--max-incidents", "100", "--max-rank-faults", "100")
+    outcome = trained(tmp_path / "run", 2, *specs, arguments=arguments, options=options)
+    assert len(outcome.incidents) == len(steps)
+    lines = (outcome.run_dir / "free.txt").read_text().splitlines()
+    free = {int(step): int(left) for step, left in map(str.split, lines)}
+    assert free[15] - free[109] < LEFT_BEHIND, free
 
 
 # ---------------------------------------------------------------- errors of the device

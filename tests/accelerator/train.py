@@ -1,22 +1,24 @@
 """
 A DDP job on a real device. At the end, each rank records its whole state.
 
-    train.py [--gloo] [--steps N] [--seconds S] [--amp bfloat16|float16] [--loader]
-             [--error assert|memory [--reduced] [--declared]]
+    train.py [--gloo | --apart] [--steps N] [--seconds S] [--amp bfloat16|float16] [--loader]
+             [--tail] [--free] [--error assert|memory|skip [--reduced] [--declared]]
 
-All ranks of a node share its devices in turn. With `--gloo`, gloo reduces the gradients, so several
-ranks can share one device: NCCL refuses that.
+All ranks of a node share its devices in turn. NCCL refuses ranks of one host that share a device.
+With `--gloo`, gloo reduces the gradients. With `--apart`, NCCL takes the ranks for ranks of several
+hosts (`sharing.py`), so they can share a device.
 
 With `--amp`, the job computes in 16 bits and clips its gradients. With float16 too, a GradScaler
 begins with a scale that is too large, so the first steps are skipped. With `--loader`, batches come
 from a DataLoader with workers and pinned memory. With `--seconds`, each step takes at least so
-long.
+long. With `--tail`, each step reduces its loss after the update, and each fifth step is evaluated.
+With `--free`, rank 0 records how much memory of the device is free after each step.
 
 With `--error`, rank 1 makes a real error of its device in step 12, once in the job. `assert` is an
 assertion in a kernel, after which the device takes no more work from the process. `memory` is a
 request for more memory than there is. The host learns of an assertion when it reads the loss, or
 while the gradients are reduced (`--reduced`). With `--declared`, the script waits for the error,
-and raises a fault that says what is lost.
+and raises a fault that says what is lost. `skip` is an all-reduce that all other ranks begin.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from sys import path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from tft_pytorch import Batches
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
@@ -38,6 +41,7 @@ import tft
 path += [".", "examples/gpt"]
 from record import Record
 
+from tests.accelerator.sharing import share_device
 from tests.e2e.job_parts import whole
 
 WIDTH = 64
@@ -47,13 +51,20 @@ VICTIM = 1
 """The rank that makes an error of its device."""
 FAILING = 12
 """The step in which it does."""
+COUNTED = 5
+"""The elements of the all-reduce that the rank skips."""
+EVALUATED = 5
+"""A step is evaluated each time after so many."""
 parser = argparse.ArgumentParser()
 parser.add_argument("--gloo", action="store_true")
+parser.add_argument("--apart", action="store_true")
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--seconds", type=float, default=0.0)
 parser.add_argument("--amp", choices=("bfloat16", "float16"))
 parser.add_argument("--loader", action="store_true")
-parser.add_argument("--error", choices=("assert", "memory"))
+parser.add_argument("--tail", action="store_true")
+parser.add_argument("--free", action="store_true")
+parser.add_argument("--error", choices=("assert", "memory", "skip"))
 parser.add_argument("--reduced", action="store_true")
 parser.add_argument("--declared", action="store_true")
 args = parser.parse_args()
@@ -63,6 +74,8 @@ assert kind is not None
 if args.gloo:
     distributed_c10d.Backend.default_device_backend_map[kind.type] = "gloo"
 place = torch.device(kind.type, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+if args.apart:
+    share_device()
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be deterministic
 torch.use_deterministic_algorithms(True)
 session = tft.init()
@@ -110,6 +123,10 @@ def fail(step: int) -> None:
     """
     Make the error of the arguments, if this is its rank and its step.
     """
+    if args.error == "skip":
+        if (session.rank, step) != (VICTIM, FAILING) or not once("failed"):
+            dist.all_reduce(torch.ones(COUNTED, device=place))
+        return
     if args.error is None or (session.rank, step) != (VICTIM, FAILING) or not once("failed"):
         return
     try:
@@ -157,6 +174,22 @@ def train(session: tft.Session) -> None:
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad()
+        if args.tail:
+            dist.all_reduce(loss.detach())
+        if args.free and session.rank == 0:
+            free, _ = torch.get_device_module(kind.type).mem_get_info(place)
+            with (session.run_dir / "free.txt").open("a") as told:
+                told.write(f"{step} {free}\n")
+
+
+def evaluate(step: int) -> None:
+    """
+    Reduce the loss of a batch that no step trains with.
+    """
+    model.eval()
+    with torch.no_grad():
+        dist.all_reduce(model(batch(-step)).square().mean())
+    model.train()
 
 
 def state() -> Mapping[str, str]:
@@ -190,5 +223,7 @@ session.adopt(
     others={"scaler": scaler} if scaler.is_enabled() else {},
     wrap=lambda: DDP(model, device_ids=[place]),
 )
+if args.tail:
+    session.evaluate(evaluate, every=EVALUATED)
 session.run(train)
 record.finish(state())

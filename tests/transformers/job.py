@@ -2,7 +2,8 @@
 Trains a small language model with a `Trainer`, and records what it did. Usage: `job.py --out DIR
 [options]`.
 
-With `--plain` it is an ordinary script for torchrun. Without it, it is a job of tft.
+With `--plain` it is an ordinary script for torchrun. Without it, it is a job of tft. With `--device`,
+the ranks share one GPU.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from sys import path
 from typing import Any
 
 import numpy
@@ -24,6 +26,9 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+
+path += ["."]
+from tests.accelerator.sharing import share_device
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -39,7 +44,10 @@ parser.add_argument(
 )
 parser.add_argument("--dies", default="", help="RANK:PLACE:STEP, a place of the recording callback")
 parser.add_argument("--checkpoint", default="", help="a checkpoint of the Trainer to resume from")
+parser.add_argument("--device", action="store_true")
 options = parser.parse_args()
+if options.device:
+    share_device()
 options.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -145,7 +153,8 @@ def digest(state: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            sum_.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            bits = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            sum_.update(bits.numpy().tobytes())
         elif isinstance(value, dict):
             for key in value:
                 sum_.update(str(key).encode())
@@ -171,12 +180,13 @@ def train() -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
     config = LlamaConfig(
-        **sizes, num_hidden_layers=2, num_attention_heads=2, attention_dropout=options.dropout
-    )
+        **sizes, num_hidden_layers=2, num_attention_heads=2, attention_dropout=options.dropout,
+        attn_implementation="eager" if options.device else None,
+    )  # fmt: skip
     chosen = {name: json.loads(value) for name, _, value in (s.partition("=") for s in options.set)}
     defaults = {
         "per_device_train_batch_size": 2, "num_train_epochs": 2, "logging_steps": 2,
-        "save_strategy": "no", "report_to": "none", "use_cpu": True, "learning_rate": 1e-2,
+        "save_strategy": "no", "report_to": "none", "use_cpu": not options.device, "learning_rate": 1e-2,
         "disable_tqdm": True,
     }  # fmt: skip
     args = TrainingArguments(output_dir=str(options.out / "output"), **{**defaults, **chosen})
@@ -202,6 +212,7 @@ def train() -> None:
         "optimizer": digest(trainer.optimizer.state_dict()),
         "scheduler": digest(trainer.lr_scheduler.state_dict()),
         "torch": digest(torch.get_rng_state()),
+        "device": digest(torch.cuda.get_rng_state() if options.device else ()),
         "log": trainer.state.log_history,
         "step": result.global_step,
         "training_loss": result.training_loss,

@@ -44,28 +44,34 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     Return a function that trains with plain Transformers, and returns the directory of its records.
     """
 
-    def train(name: str, *options: str) -> Path:
-        def under_torchrun(place: Path) -> Outcome:
-            command = [
-                sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                "2", str(SCRIPT), "--plain", "--out", str(place), *options,
-            ]  # fmt: skip
-            with place.with_suffix(".out").open("w") as out:
-                process = subprocess.Popen(
-                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-                )
-            try:
-                code = process.wait(LIMIT)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            output = place.with_suffix(".out").read_text()
-            return Outcome(code=code, output=output, run_dir=place)
+    return lambda name, *options: plain_under(tmp_path_factory, name, *options)
 
-        return run_once(tmp_path_factory, name, under_torchrun).run_dir
 
-    return train
+def plain_under(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
+    """
+    Train with plain Transformers under torchrun, once for each name, and return the directory of
+    the records.
+    """
+
+    def under_torchrun(place: Path) -> Outcome:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+            "2", str(SCRIPT), "--plain", "--out", str(place), *options,
+        ]  # fmt: skip
+        with place.with_suffix(".out").open("w") as out:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            code = process.wait(LIMIT)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output = place.with_suffix(".out").read_text()
+        return Outcome(code=code, output=output, run_dir=place)
+
+    return run_once(factory, name, under_torchrun).run_dir
 
 
 def train(place: Path, arguments: tuple[str, ...], *options: str, adaptor: bool = True) -> Outcome:
