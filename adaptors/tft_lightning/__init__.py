@@ -18,9 +18,9 @@ def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no co
     """
     if name != "TftStrategy":
         raise AttributeError(f"module 'tft_lightning' has no attribute {name!r}")
-    from tft_lightning.versions import check_lightning
+    from tft_lightning.versions import LIGHTNING
 
-    check_lightning()
+    LIGHTNING.check()
     from tft_lightning.strategy import TftStrategy
 
     return TftStrategy

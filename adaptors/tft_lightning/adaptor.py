@@ -7,12 +7,12 @@ from tft_pytorch import adaptor as _pytorch
 from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
 from tft.spi import hookimpl
-from tft_lightning.versions import check_lightning
+from tft_lightning.versions import LIGHTNING
 
 
 @hookimpl  # type: ignore[no-redef]  # in the place of the imported one
 def tft_preload() -> None:
-    check_lightning()
+    LIGHTNING.check()
     # imported here, because only a process that preloads modules needs it
     import tft_lightning.strategy  # noqa: F401 (the script imports it, and Lightning with it)
 

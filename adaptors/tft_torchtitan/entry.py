@@ -8,7 +8,7 @@ import torch
 
 import tft
 from tft_torchtitan.settings import check_settings, warn_of_single_copies
-from tft_torchtitan.versions import check_torchtitan
+from tft_torchtitan.versions import TORCHTITAN
 
 
 def main() -> tft.Session:
@@ -16,7 +16,7 @@ def main() -> tft.Session:
     Train with the settings of the command line (`--module`, `--config` and TorchTitan's options).
     Call this in the place of `torchtitan.train.main`. Return the session.
     """
-    check_torchtitan()
+    TORCHTITAN.check()
     # imported here, because TorchTitan looks for devices when it is imported
     from torchtitan.config import ConfigManager
     from torchtitan.observability import structured_logger
@@ -40,7 +40,7 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     Raises `UsageError` for another version of TorchTitan, and for settings with which an incident
     could not be repaired. Raises `JobEnded` when the job ends before the last step.
     """
-    check_torchtitan()
+    TORCHTITAN.check()
     check_settings(config)
     # imported here, because TorchTitan looks for devices when it is imported
     from tft_torchtitan.job import TitanJob

@@ -86,7 +86,7 @@ def _reasons_of_model(trainer: Any) -> Iterator[str]:
         yield "the Trainer has a model_init: give it a model"
     if trainer.model_wrapped is not trainer.model:
         yield "the model of the Trainer is wrapped already: give it the plain model"
-    # Transformers 5.0 to 5.17 have no models that are distributed while they are loaded
+    # Trainers of Transformers 5.17 do not have this attribute
     loaded_in_parts = getattr(trainer, "is_distributed_loading_by_transformers", False)
     if loaded_in_parts or trainer.is_model_parallel:
         yield "the model is distributed over devices or ranks: only data parallelism is supported"

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.callbacks import BackboneFinetuning, StochasticWeightAveraging, Timer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tft_lightning.refusals import refuse_unsupported
-from tft_lightning.versions import check_lightning
+from tft_lightning.versions import LIGHTNING
 
 from tft.errors import UsageError
 
@@ -71,7 +71,7 @@ def test_what_tft_cannot_do_is_refused_by_name(
 
 def test_another_version_of_lightning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """When another version than 2.6 is installed, then it is refused by its number."""
-    check_lightning()
+    LIGHTNING.check()
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.7.0")
     with pytest.raises(UsageError, match=r"2\.7\.0 is installed"):
-        check_lightning()
+        LIGHTNING.check()

@@ -193,5 +193,7 @@ def test_another_version_of_megatron_is_refused(monkeypatch: pytest.MonkeyPatch)
     """When another minor version is installed, then the error names that version and the supported
     one."""
     monkeypatch.setattr(megatron.core, "__version__", "0.17.2")
-    with pytest.raises(UsageError, match=r"written for megatron-core 0\.16, but 0\.17\.2"):
+    with pytest.raises(
+        UsageError, match=r"megatron-core from 0\.16 on and before 0\.17, but 0\.17\.2"
+    ):
         check_megatron()

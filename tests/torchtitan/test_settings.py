@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tft_torchtitan
 from tft_torchtitan.settings import check_settings, warn_of_single_copies
-from tft_torchtitan.versions import check_torchtitan
+from tft_torchtitan.versions import TORCHTITAN
 
 from tft.errors import UsageError
 
@@ -143,9 +143,11 @@ def test_other_versions_of_torchtitan_are_refused(
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When another version of TorchTitan is installed, then it is refused with both versions."""
-    monkeypatch.setattr("tft_torchtitan.versions.version", lambda name: found)
-    with pytest.raises(UsageError, match=rf"torchtitan 0.3, but {found} is installed"):
-        check_torchtitan()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
+    with pytest.raises(
+        UsageError, match=rf"from 0\.3 on and before 0\.4, but {found} is installed"
+    ):
+        TORCHTITAN.check()
 
 
 def test_a_missing_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +156,6 @@ def test_a_missing_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("tft_torchtitan.versions.version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     with pytest.raises(UsageError, match=r"pip install 'tft-bus\[torchtitan\]'"):
-        check_torchtitan()
+        TORCHTITAN.check()

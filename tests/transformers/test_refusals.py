@@ -94,6 +94,8 @@ def test_prepare_without_init_is_refused(tmp_path: Path) -> None:
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """When another version of Transformers is installed, then a sentence names both versions."""
     versions.check_versions()
-    monkeypatch.setattr(versions, "version", lambda name: "4.57.0")
-    with pytest.raises(UsageError, match="was written for transformers 5"):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.57.0")
+    with pytest.raises(
+        UsageError, match=r"for transformers from 5\.4 on and before 6, but 4\.57\.0"
+    ):
         versions.check_versions()

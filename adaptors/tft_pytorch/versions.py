@@ -1,0 +1,56 @@
+"""
+Checks that a framework is installed in a version for which its adaptor was written.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+from tft.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownVersions:
+    """
+    The versions of a package for which an adaptor was written: from `oldest` to the last one before
+    `unknown`.
+    """
+
+    adaptor: str
+    """The name of the adaptor, which is that of the extra with the package, too."""
+    package: str
+    """The name of the package in the package index."""
+    oldest: str
+    unknown: str
+    differs: str
+    """What may be different in other versions, as the rest of a sentence after the version."""
+
+    def check(self, found: str | None = None) -> None:
+        """
+        Raise `UsageError` if the package is not installed, or has another version. `found` is the
+        version, if the package itself has told it.
+        """
+        if found is None:
+            try:
+                found = metadata.version(self.package)
+            except metadata.PackageNotFoundError:
+                raise self.missing("which is not installed") from None
+        if not _release(self.oldest) <= _release(found) < _release(self.unknown):
+            raise UsageError(
+                f"the adaptor {self.adaptor} was written for {self.package} from {self.oldest} on "
+                f"and before {self.unknown}, but {found} is installed, {self.differs}. Install "
+                f"'{self.package}>={self.oldest},<{self.unknown}'"
+            )
+
+    def missing(self, why: str) -> UsageError:
+        """
+        Return the error that says what to install, if the package cannot be used.
+        """
+        return UsageError(
+            f"the adaptor {self.adaptor} needs {self.package}, {why}: "
+            f"pip install 'tft-bus[{self.adaptor}]'"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
