@@ -22,7 +22,7 @@ test check: $(INSTALLED)
 
 # A part of it: real MindSpore, in an environment of its own, `.venv-mindspore`.
 test-mindspore:
-	PYTHON=$(PYTHON) scripts/mindspore
+	PYTHON=$(PYTHON) scripts/framework mindspore
 
 # Another part: real megatron-core, on CPUs.
 test-megatron: $(INSTALLED)
@@ -42,7 +42,7 @@ test-accelerator: $(INSTALLED)
 
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak
-	PYTHON=$(PYTHON) scripts/mindspore -m soak
+	PYTHON=$(PYTHON) scripts/framework mindspore -m soak
 	PYTHON=$(PYTHON) scripts/mindspeed -m soak
 	PYTHON=$(PYTHON) scripts/framework lightning -m soak
 	PYTHON=$(PYTHON) scripts/framework transformers -m soak
