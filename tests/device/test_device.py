@@ -191,6 +191,7 @@ def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
         identical(outcome, calm("--plateau", *metric))
 
 
+@pytest.mark.soak
 def test_a_group_that_aborts_itself_lets_no_rank_update(
     tmp_path: Path, calm: Calm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ MASTERS = ("--steps", "12", "--dtype", "bfloat16", "--copies", "4")
 KILL = ("--chaos", "kill:rank=3,step=6,phase=forward")
 
 
+@pytest.mark.soak
 def test_flipped_gradient_gives_equal_but_other_copies_on_all_ranks(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_part_that_hangs_is_replaced(
     assert_told(outcome)
 
 
+@pytest.mark.soak
 def test_an_agent_that_hangs_is_named_and_goes_on(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

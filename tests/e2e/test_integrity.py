@@ -82,6 +82,7 @@ def test_flip_on_one_of_two_ranks_is_undone_and_traced(tmp_path: Path, calm: Any
     undone(train(tmp_path / "run", 2, *BACKED_UP, *flip(1)), calm(2), 1)
 
 
+@pytest.mark.soak
 def test_flip_in_the_last_step_is_undone(tmp_path: Path, calm: Any) -> None:
     """When bits of one of three copies flip after the last step, then no slice of them is compared
     any more. The comparison at the end of the job finds them: all ranks return to a copy from

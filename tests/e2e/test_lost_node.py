@@ -123,6 +123,7 @@ def test_node_whose_launcher_is_killed_too_is_lost_at_once(
     identical(outcome, gpt_undisturbed)
 
 
+@pytest.mark.soak
 def test_last_checkpoint_has_the_state_of_a_lost_node(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

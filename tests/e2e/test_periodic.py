@@ -133,6 +133,7 @@ def test_a_wholly_killed_job_is_resumed_from_its_newest_checkpoint(
     assert whole(run_dir)[-1] == GPT_STEPS
 
 
+@pytest.mark.soak
 def test_a_job_returns_to_a_checkpoint_that_only_its_script_knows(tmp_path: Path) -> None:
     """When the only holder of some state loses its device, and tft has made no checkpoint, then all
     ranks load the newest checkpoint of the script, the report has the number of lost steps, and the

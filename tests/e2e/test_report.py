@@ -169,6 +169,7 @@ def test_goodput_of_ten_faults_is_that_computed_by_hand(tmp_path: Path) -> None:
     struck(tmp_path / "run", ("recover", "recover", "retry", "recover", "recover") * 2, every=60)
 
 
+@pytest.mark.soak
 def test_steps_that_were_lost_are_those_computed_by_hand(tmp_path: Path) -> None:
     """When wrong numbers take all ranks back to a checkpoint, then the time of the steps that were
     computed twice, as the script has written them, counts as computed again."""
@@ -194,6 +195,7 @@ def test_steps_that_were_lost_are_those_computed_by_hand(tmp_path: Path) -> None
     assert part(report["goodput"], "again") == pytest.approx(sum(wasted), rel=0.15)
 
 
+@pytest.mark.soak
 def test_killed_job_is_unfinished_until_it_is_resumed(tmp_path: Path) -> None:
     """When a job runs, its controller is restarted, and then the whole job is killed, then the report
     says so each time, and has the incident from the story. When the job is resumed, then the steps

@@ -60,6 +60,7 @@ def test_the_rank_that_holds_up_the_others_is_named(tmp_path: Path, how: str) ->
     assert stacks.count("in average\n") == 3
 
 
+@pytest.mark.soak
 def test_nobody_is_asked_in_a_job_that_trains(tmp_path: Path) -> None:
     """When all ranks make progress, then no remark is made."""
     with job(tmp_path / "run", nproc=2, script=SCRIPT, arguments=("none", "80")) as running:

@@ -61,6 +61,7 @@ def need_cores(world: int) -> None:
         )
 
 
+@pytest.mark.soak
 def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
     """When the backward pass of a rank becomes slow, then this rank is named within 20 steps, and
     no other rank is, although the steps of all take longer."""

@@ -359,6 +359,7 @@ def test_a_flipped_bit_that_reached_all_reduces_is_reported(tmp_path: Path, calm
 TWO = (FLIP, "raise:rank=0,step=6,phase=forward,kind=network")
 
 
+@pytest.mark.soak
 def test_two_different_copies_without_an_earlier_checkpoint_end_the_job(tmp_path: Path) -> None:
     """When the copies of two ranks differ, and there is no checkpoint from before their last
     comparison, then the job ends with exit code 4 and the reason, and writes no checkpoint that may

@@ -26,6 +26,7 @@ def train(tmp_path: Path, wrapper: str) -> Outcome:
     )  # fmt: skip
 
 
+@pytest.mark.soak
 def test_ranks_that_train_different_models_are_named(tmp_path: Path) -> None:
     """When ranks begin with different parameters, and the wrapper does not send those of rank 0 to
     all ranks, then `tft run` says at its end that the ranks have trained different models."""

@@ -41,14 +41,20 @@ def results(report: dict[str, Any]) -> dict[str, str]:  # Any: JSON
     return {each["phase"]: each["result"] for each in report["phases"]}
 
 
-def test_a_script_that_keeps_its_state_is_identical(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "phases"),
+    [(("--phases", "update,evaluation"), 2), pytest.param((), 7, marks=pytest.mark.soak)],
+)
+def test_a_script_that_keeps_its_state_is_identical(
+    tmp_path: Path, options: tuple[str, ...], phases: int
+) -> None:
     """When a script evaluates after steps and keeps its state, then it is identical in each phase,
     although a time in its rows differs from run to run."""
-    code, output, report = verify(tmp_path, script=(str(SCRIPT), "--habit", "evaluate"))
+    code, output, report = verify(tmp_path, *options, script=(str(SCRIPT), "--habit", "evaluate"))
     assert code == 0, output
     assert set(results(report).values()) == {"identical"}
-    assert len(report["phases"]) == 7
-    assert "with a rank killed in 7 phases" in output
+    assert len(report["phases"]) == phases
+    assert f"with a rank killed in {phases} phases" in output
 
 
 def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> None:

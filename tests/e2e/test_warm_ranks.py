@@ -6,6 +6,8 @@ already, and the job ends as the undisturbed one does.
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import GPT_STEPS
 from tests.e2e.jobs import Job, Outcome, identical, job, strike, until
 from tests.e2e.test_lost_node import nodes, struck
@@ -65,6 +67,7 @@ def test_lost_ranks_are_replaced_by_warm_processes(
     identical(outcome, gpt_undisturbed)
 
 
+@pytest.mark.soak
 def test_node_with_room_has_warm_processes(tmp_path: Path, gpt_undisturbed: Outcome) -> None:
     """When a node is lost, and another node has room for its ranks and two warm processes, then the
     ranks start there in these processes, and no step is lost."""

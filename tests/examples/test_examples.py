@@ -165,6 +165,7 @@ def test_a_recovery_plugin_ends_the_job_at_the_third_loss(
     assert page.output.count("incident: process at rank 2; dump in ") == 1
 
 
+@pytest.mark.soak
 def test_a_job_whose_parts_are_started_by_hand_survives_their_deaths(
     tmp_path: Path, environment: Mapping[str, str]
 ) -> None:
