@@ -442,6 +442,7 @@ def test_strict_audit_raises_in_any_step() -> None:
     assert loop.step == STEPS + 4
 
 
+@pytest.mark.soak
 def test_habit_that_begins_after_the_audited_steps_is_not_reported() -> None:
     """When a habit begins after the audited steps, then the audit reports nothing."""
     loop = Loop()

@@ -99,7 +99,7 @@ def test_state_from_another_device_type_is_loaded(steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_untrained_model_takes_the_whole_state(kind: str, steps: int) -> None:
     """When an untrained model takes the shard of a trained model, then the digests of both are
     equal, and remain equal after the next steps."""

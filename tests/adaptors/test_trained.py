@@ -52,6 +52,7 @@ def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.soak
 def test_freezing_parameters_of_a_model_made_over_groups_is_refused() -> None:
     """When parameters of a model that a factory made over groups are frozen while training, then
     this is refused. When the model is made again, then later checks compare with the parameters of

@@ -54,8 +54,14 @@ async def _agent(stage: Stage, way: str, script: str, *arguments: str, nproc: in
     await stage.agent(script, *arguments, nproc=nproc, adaptor=adaptor)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("way", "end"),
+    [("forked", end) for end in ENDS]
+    + [
+        pytest.param("executed", end, marks=() if end == "a status" else pytest.mark.soak)
+        for end in ENDS
+    ],
+)
 async def test_rank_has_the_exit_status_and_output_of_python(
     stage: Stage, way: str, end: str
 ) -> None:
@@ -192,6 +198,7 @@ async def test_killed_store_is_opened_again(stage: Stage, way: str) -> None:
     assert (await stage.report(Exited)).code == 0
 
 
+@pytest.mark.soak
 async def test_store_is_opened_when_the_fork_server_dies_first(stage: Stage) -> None:
     """
     When the fork server stops answering and the store is killed, then the store is opened by a
@@ -248,6 +255,7 @@ async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: 
     assert "it has ended or was stopped" in (stage.tmp / "err").read_text()
 
 
+@pytest.mark.soak
 async def test_process_that_was_forked_in_advance_and_stopped_is_not_used(stage: Stage) -> None:
     """When the process that was forked in advance is stopped, then the agent kills it with one of
     its next beats, and another one becomes the next incarnation of the rank."""

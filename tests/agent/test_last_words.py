@@ -35,7 +35,10 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("hang", HANGS)
+@pytest.mark.parametrize(
+    "hang",
+    [pytest.param(name, marks=() if name == "waiting" else pytest.mark.soak) for name in HANGS],
+)
 async def test_hanging_rank_reports_the_stacks_of_all_threads(stage: Stage, hang: str) -> None:
     """When a hanging rank is killed with last words, then its exit report has the stacks of all its
     threads."""

@@ -5,6 +5,8 @@ the controller.
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.agent.stage import PAGE, Stage
 from tft.protocol.messages import Recall, Recalled, Spawned
 
@@ -131,6 +133,7 @@ async def test_another_keeper_gets_everything(stage: Stage) -> None:
     assert report.local_state == {9: b"nine".hex()}
 
 
+@pytest.mark.soak
 async def test_captures_stay_when_another_agent_has_come_up(stage: Stage) -> None:
     """When another agent has come up on a node, then the node that keeps its captures still has
     those of the earlier one, until the rank captures there again."""

@@ -148,6 +148,7 @@ async def test_killed_warm_process_is_not_used(stage: Stage) -> None:
     assert (await _next(stage)).pid == second
 
 
+@pytest.mark.soak
 async def test_stopped_warm_process_is_not_used(stage: Stage) -> None:
     """When a warm process is stopped, then the agent kills it, and another one is started."""
     await _trains(stage, TRAINS)
@@ -178,8 +179,16 @@ async def test_warm_process_that_still_runs_the_script_is_not_used(stage: Stage)
     ("end", "said"),
     [
         ("int(os.environ.get('RANK', 0))", "it ended with exit status 1 before the script used"),
-        ("raise SystemExit", "it ended with exit status 0 before the script used"),
-        ("os.kill(os.getpid(), 9)", "it ended with exit status -9 before the script used"),
+        pytest.param(
+            "raise SystemExit",
+            "it ended with exit status 0 before the script used",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "os.kill(os.getpid(), 9)",
+            "it ended with exit status -9 before the script used",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 async def test_script_that_cannot_run_without_a_rank(stage: Stage, end: str, said: str) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import Job, job, left_behind
 from tft.bus.ports import free_address
 
@@ -103,6 +105,7 @@ def test_two_launchers_on_one_machine_form_a_job_of_two_nodes(tmp_path: Path) ->
     assert outcomes[0].report["steps"] == 20
 
 
+@pytest.mark.soak
 def test_node_that_waits_for_the_controller_ends_on_sigterm(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,7 @@ EXPERTS = [
 ]
 
 
+@pytest.mark.soak
 def test_all_kinds_are_repaired_in_one_call_on_each_rank(tmp_path: Path) -> None:
     """When rank 5 is killed in its update, then rank 1 sends the dense part and the expert in one
     call on each of the two ranks, and the eight ranks train on bit for bit. Source: processor.cpp,

@@ -71,6 +71,7 @@ def beat(node: int, turn: int) -> bytes:
     return encode(Envelope(job="j", sender=f"node.{node}", number=turn + 1, message=message))
 
 
+@pytest.mark.soak
 def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
     """When 1,250 nodes of eight ranks send beats, and one of them falls silent, then this node is
     reported when its time limit has passed, and no other node is reported."""
@@ -89,6 +90,7 @@ def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
     assert named == {11: [700]}
 
 
+@pytest.mark.soak
 def test_more_than_20001_orders_are_carried_out() -> None:
     """When a job is paused so often that more than 20,001 orders are given, then the last order is
     carried out like the first, and a rank that is lost after it is replaced."""

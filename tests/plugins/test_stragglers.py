@@ -139,7 +139,7 @@ QUIET: list[tuple[str, Slow, Mapping[int, tuple[int, ...]] | None]] = [
 ]
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.2])
+@pytest.mark.parametrize("noise", [0.02, pytest.param(0.2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("slow", "peers"), [row[1:] for row in QUIET], ids=[row[0] for row in QUIET]
 )

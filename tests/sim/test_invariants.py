@@ -635,7 +635,15 @@ BREACHES = (
 )
 
 
-@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.breaks.__name__)
+@pytest.mark.parametrize(
+    "breach",
+    [
+        # a third in `make test`, and all of them in `make soak`
+        pytest.param(breach, marks=pytest.mark.soak if number % 3 else ())
+        for number, breach in enumerate(BREACHES)
+    ],
+    ids=lambda breach: breach.breaks.__name__,
+)
 def test_simulation_finds_each_broken_promise(breach: Breach, monkeypatch: Patch) -> None:
     """When the core is deliberately broken in one way, then the simulation reports the promise that
     this breaks within 48 schedules."""

@@ -33,6 +33,7 @@ SELDOM = frozenset(
 """Moves that these schedules need not reach."""
 
 
+@pytest.mark.soak
 def test_training_threads_make_exactly_the_moves_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
