@@ -7,9 +7,14 @@ of a shard and a first checkpoint. `tests/adaptors/test_preload.py` makes the sa
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy.random
 import torch
+
+_JEMALLOC = "JE_ARROW_MALLOC_CONF"
+"""The environment variable with the settings of the memory allocator that pyarrow brings."""
 
 
 def preload() -> None:
@@ -24,6 +29,24 @@ def preload() -> None:
     import tft_pytorch.checkpoints  # noqa: F401 (takes 0.1 s after torch._dynamo)
 
     _keep_generators_apart()
+
+
+@contextmanager
+def without_threads_of_arrow() -> Iterator[None]:
+    """
+    Let no thread of pyarrow's memory allocator start if pyarrow is imported in the `with` block. The
+    package datasets imports it. A process that has a thread cannot be forked.
+
+    Settings of the user for the allocator stay.
+    """
+    if _JEMALLOC in os.environ:  # noqa: TID251  # pyarrow reads this variable
+        yield
+        return
+    os.environ[_JEMALLOC] = "background_thread:false"  # noqa: TID251
+    try:
+        yield
+    finally:
+        del os.environ[_JEMALLOC]  # noqa: TID251
 
 
 def _keep_generators_apart() -> None:

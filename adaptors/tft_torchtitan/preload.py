@@ -8,6 +8,8 @@ used a device cannot be forked.
 from contextlib import suppress
 from importlib import import_module
 
+from tft_pytorch.preload import without_threads_of_arrow
+
 _MODULES = (
     "datasets",
     "spmd_types",
@@ -24,6 +26,7 @@ def preload() -> None:
     """
     Import the modules that TorchTitan needs, as far as they are installed. This takes 1 s.
     """
-    for name in _MODULES:
-        with suppress(ImportError):
-            import_module(name)
+    with without_threads_of_arrow():
+        for name in _MODULES:
+            with suppress(ImportError):
+                import_module(name)

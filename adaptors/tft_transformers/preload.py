@@ -18,6 +18,7 @@ def preload() -> None:
     check_versions()
     tft_pytorch.preload.preload()
 
-    import transformers.trainer  # noqa: F401 (imports accelerate, too)
+    with tft_pytorch.preload.without_threads_of_arrow():
+        import transformers.trainer  # noqa: F401 (imports accelerate, too)
 
-    import tft_transformers.trainer  # noqa: F401
+        import tft_transformers.trainer  # noqa: F401

@@ -96,7 +96,7 @@ def _incidents(place: Path, example: Example, options: list[str]) -> list[dict[s
         arguments=example.arguments(place / "own"),
     )  # fmt: skip
     if outcome.code:
-        raise SystemExit(outcome.output)
+        raise SystemExit(f"{outcome.output}\nexit code {outcome.code}")
     return [incident["seconds"] for incident in outcome.incidents]
 
 
