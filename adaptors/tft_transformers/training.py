@@ -251,7 +251,10 @@ class Training:
 
         def work() -> Tensor:
             model: Any = self.session.model
-            with nullcontext() if last or each else model.no_sync():
+            with (
+                _wraps(trainer, model),
+                nullcontext() if last or each else model.no_sync(),
+            ):
                 return function(model)
 
         return self.steps.perform(work, torch.zeros((), device=trainer.args.device))
@@ -396,6 +399,19 @@ class _Surroundings:
             yield
         finally:
             self._trainer.callback_handler = handler
+
+
+@contextmanager
+def _wraps(trainer: Any, model: Any) -> Iterator[None]:
+    """
+    Within the `with` block, `trainer.model_wrapped` is `model`, which reduces gradients, because a
+    loss may be computed with it. Afterwards nothing refers to `model`, which every incident replaces.
+    """
+    trainer.model_wrapped = model
+    try:
+        yield
+    finally:
+        trainer.model_wrapped = trainer.model
 
 
 @contextmanager

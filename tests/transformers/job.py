@@ -22,13 +22,13 @@ from transformers import (
     EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
 path += ["."]
 from tests.accelerator.sharing import share_device
+from tests.transformers.specials import SPECIALS
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -44,6 +44,7 @@ parser.add_argument(
 )
 parser.add_argument("--dies", default="", help="RANK:PLACE:STEP, a place of the recording callback")
 parser.add_argument("--checkpoint", default="", help="a checkpoint of the Trainer to resume from")
+parser.add_argument("--special", default="", choices=SPECIALS, help="a Trainer of `specials.py`")
 parser.add_argument("--device", action="store_true")
 options = parser.parse_args()
 if options.device:
@@ -125,7 +126,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # Transformers ships no 
         self._reached("epoch_end", state.global_step)
 
 
-class Recording(Trainer):  # type: ignore[misc]  # Transformers ships no types
+class Recording(SPECIALS[options.special]):  # type: ignore[misc]  # chosen when the job starts
     """
     Records each loss of training.
     """

@@ -209,6 +209,20 @@ def test_a_trainer_survives_a_kill_in_a_callback(tmp_path: Path, plain: Plain, p
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("name", ["wrapped"])
+def test_a_special_trainer_survives_kills(tmp_path: Path, plain: Plain, name: str) -> None:
+    """When a Trainer has something special (see `specials.py`) and ranks are killed, then all records
+    are those of the plain script."""
+    options = (*MOST, "--special", name)
+    specs = ("rank=0,step=3,phase=backward", "rank=1,step=5,phase=collective",
+             "rank=0,step=8,phase=tail", "rank=1,step=10,phase=between")  # fmt: skip
+    outcome = train(tmp_path, options, *kills(*(f"kill:{spec}" for spec in specs)))
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == len(specs)
+    same(tmp_path / "out", plain(name, *options), once=("steps",))
+
+
+@pytest.mark.soak
 def test_a_trainer_survives_faults_at_the_ends_of_epochs(tmp_path: Path, plain: Plain) -> None:
     """When ranks are killed around the ends of epochs, with a GradScaler that overflows, then all
     records are those of the plain script."""
