@@ -38,7 +38,7 @@ class Training:
     def __init__(self, session: Session, trainer: Any) -> None:  # Any: a Trainer has no types
         self.session = session
         self.book = Bookkeeping(trainer, session.rank, session.world)
-        self.steps = Steps(session, _Surroundings(trainer, self.book))
+        self.steps = Steps(session, TrainerSurroundings(trainer, self.book))
         self.in_tail = False
         """True from the end of the update window to the end of the step."""
         self.entered = self.finished = False
@@ -358,10 +358,10 @@ class Training:
         trainer._afterwards(trainer._tr_loss, *self.book.facts, **{n: given[n] for n in names})
 
 
-class _Surroundings:
+class TrainerSurroundings:
     """
-    Random generators, settings of the optimizer, and bookkeeping. Implements
-    `tft_transformers.steps.Surroundings`.
+    Random generators, settings of the optimizer, bookkeeping, and whether accelerate counts the
+    micro-batch as the last one. Implements `tft_transformers.steps.Surroundings`.
     """
 
     def __init__(self, trainer: Any, book: Bookkeeping) -> None:
@@ -371,14 +371,17 @@ class _Surroundings:
     def noted(self) -> Any:
         groups = self._trainer.optimizer.param_groups
         settings = [{n: _kept(v) for n, v in g.items() if n != "params"} for g in groups]
-        return generators(self._trainer.args.device), settings, self._book.noted()
+        random = generators(self._trainer.args.device)
+        last = self._trainer.accelerator.sync_gradients
+        return random, settings, last, self._book.noted()
 
     def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None:
-        random, settings, book = noted
+        random, settings, last, book = noted
         self._book.put_back(book)
         if only_bookkeeping:
             return
         restore(random, self._trainer.args.device)
+        self._trainer.accelerator.gradient_state._set_sync_gradients(last)
         for group, kept in zip(self._trainer.optimizer.param_groups, settings, strict=True):
             for name, value in kept.items():
                 if isinstance(value, Tensor) and isinstance(group[name], Tensor):

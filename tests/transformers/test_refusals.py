@@ -2,7 +2,6 @@
 What the adaptor for Transformers refuses, and when.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,10 @@ import tft_transformers
 import torch.distributed as dist
 from tft_transformers import versions
 from tft_transformers.refusals import check
-from tft_transformers.standin import stand_aside, stand_in
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import TrainingArguments
 
+from tests.transformers.small import trainer_with
 from tft.errors import UsageError
-
-
-@pytest.fixture
-def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """
-    The stand-in for process groups, as rank 1 of 2, and the environment of such a rank.
-    """
-    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    for name, value in {**ranks, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setenv(name, value)
-    stand_in(1, 2)
-    yield
-    stand_aside()
-
-
-def trainer_with(place: Path, data: Any = (), **arguments: Any) -> Any:
-    """
-    Return a Trainer with some arguments.
-    """
-    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
-    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
-    given = {"use_cpu": True, "report_to": "none", **arguments}
-    return Trainer(
-        model=LlamaForCausalLM(config),
-        args=TrainingArguments(output_dir=str(place), **given),
-        train_dataset=data,
-        eval_dataset=data,
-    )
 
 
 def test_the_stand_in_refuses_to_communicate(standing: None, tmp_path: Path) -> None:
