@@ -8,6 +8,7 @@ that of the end of the last step, although the Trainer changes it before the nex
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
@@ -258,12 +259,14 @@ def _keeps(callback: object) -> bool:
 
 def _state_of(callback: Any) -> Any:
     """
-    Return the state of a callback: `state_dict()`, or else the attributes in `state()`.
+    Return a copy of the state of a callback: `state_dict()`, or else the attributes in `state()`.
+    The callback may change its own state in place.
     """
-    return callback.state_dict() if _keeps(callback) else dict(callback.state()["attributes"])
+    return deepcopy(callback.state_dict() if _keeps(callback) else callback.state()["attributes"])
 
 
 def _load_state(callback: Any, state: Any) -> None:
+    state = deepcopy(state)  # it may be loaded again
     if _keeps(callback):
         callback.load_state_dict(state)
         return
