@@ -44,6 +44,8 @@ class Training:
         self.entered = self.finished = False
         self._enters = False
         """True if training goes on within an epoch, because another process has begun it."""
+        self._begins = True
+        """True until this process begins its first epoch."""
         self._first = self._batches_in_epoch = 0
         self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
@@ -167,9 +169,12 @@ class Training:
 
     def _run(self, run: Callable[..., None], given: dict[str, Any]) -> None:
         epoch, each = given["epoch"], self._trainer.args.gradient_accumulation_steps
+        first, self._begins = self._begins, False
         if not self._enters:
             taken = 0
-            if epoch == given["epochs_trained"] and given["resume_from_checkpoint"] is not None:
+            if not first:  # no later epoch goes on from the Trainer's checkpoint
+                given = {**given, "resume_from_checkpoint": None}
+            elif given["resume_from_checkpoint"] is not None:
                 taken = given["steps_trained_in_current_epoch"]
             self.book.epoch, self.book.done = epoch, taken // each
             self.source.begin(epoch, taken)

@@ -286,6 +286,21 @@ def test_all_ranks_go_back_to_an_earlier_epoch(tmp_path: Path, plain: Plain) -> 
 
 
 @pytest.mark.soak
+def test_all_ranks_go_back_after_a_resumed_trainer(tmp_path: Path, plain: Plain) -> None:
+    """When the Trainer resumes from its own checkpoint within an epoch, a rank is replaced in the
+    next epoch, and then all ranks go back to the epoch before, then the next epoch begins with its
+    first batch, and the end is that of the plain script."""
+    simple = ("--set", "logging_steps=2")
+    saved = plain("saved", *simple, 'save_strategy="steps"', "save_steps=3")
+    resumed = (*simple, "--checkpoint", str(saved / "output" / "checkpoint-3"))
+    faults = ("kill:rank=1,step=9", "bitflip:rank=0,step=11,target=param")
+    outcome = train(tmp_path, resumed, "--checkpoint-every", "6", *kills(*faults))
+    assert outcome.code == 0, outcome.output
+    assert [i["steps_lost"] > 0 for i in outcome.incidents] == [False, True]
+    assert finals(tmp_path / "out") == finals(plain("resumed", *resumed))
+
+
+@pytest.mark.soak
 def test_a_job_without_survivors_goes_on_from_a_checkpoint(tmp_path: Path, plain: Plain) -> None:
     """When all ranks are lost at once, with the default adaptor, then the job goes on from a
     periodic checkpoint, or is resumed from it if it was not whole yet. The end is that of the plain
