@@ -6,7 +6,7 @@ batches before it. `Source` reads the same batches in the same order, one ahead,
 position without reading an earlier item.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from accelerate.utils import send_to_device
 
 from tft.errors import UsageError
 from tft_transformers.generators import generators, packed, restore, unpacked
+from tft_transformers.owned import Owned
 
 _NONE: Any = object()
 
@@ -39,7 +40,7 @@ class Source:
     """
     Yields the batches of one loader of accelerate, epoch after epoch.
 
-    The object is handed over to tft as `data`, so its state is the position.
+    Its state is the position.
     """
 
     def __init__(self, loader: Any) -> None:  # Any: accelerate has no types
@@ -53,6 +54,7 @@ class Source:
                 "get_train_dataloader return self.accelerator.prepare(DataLoader(...))"
             )
         self._loader = loader
+        self.owned = Owned(loader.base_dataloader)
         self.position = Position()
         self._open = _Open()
 
@@ -71,7 +73,7 @@ class Source:
         batch = self._open.ahead
         if batch is _NONE:
             raise StopIteration
-        before = packed(generators())
+        before = packed(generators(owned=self.owned))
         self._open.ahead = next(self._open.iterator, _NONE)
         self.position = replace(
             self.position, taken=self.position.taken + 1, began=self._open.began, ahead=before
@@ -105,7 +107,7 @@ class Source:
         here = self.position
         if here.began:
             return self._reopened(here)
-        began = packed(generators())
+        began = packed(generators(owned=self.owned))
         self._loader.set_epoch(here.epoch)
         skips = skip_first_batches(self._loader, here.taken) if here.taken else self._loader
         iterator = iter(skips.base_dataloader)
@@ -117,18 +119,28 @@ class Source:
         the generators of its begin, and the first batch with those of its first reading. The
         generators themselves keep their state.
         """
-        present = generators()
+        present = generators(owned=self.owned)
         try:
-            restore(unpacked(here.began))
+            restore(unpacked(here.began), owned=self.owned)
             self._loader.set_epoch(here.epoch)
             skips = skip_first_batches(self._loader, here.taken)
             skips.batch_sampler.batch_sampler = _Restoring(
-                skips.batch_sampler.batch_sampler, here.taken, here.ahead
+                skips.batch_sampler.batch_sampler, here.taken, self._before_batch
             )
             iterator = iter(skips.base_dataloader)
             return _Open(here.epoch, here.taken, here.began, iterator, next(iterator, _NONE))
         finally:
-            restore(present)
+            restore(present, owned=self.owned)
+
+    def _before_batch(self) -> None:
+        """
+        Restore the generators with which the batch at the position was read first. Its sampler has
+        drawn its own numbers already.
+        """
+        if self.position.ahead:
+            ahead = unpacked(self.position.ahead)
+            restore(ahead)
+            self.owned.restore(ahead["owned"], samplers=False)
 
 
 @dataclass(slots=True)
@@ -153,19 +165,22 @@ class _Open:
 
 class _Restoring:
     """
-    A batch sampler that restores the random generators before batch number `first`. So the items of
-    that batch draw the same numbers as when they were read first.
+    A batch sampler that calls `restores()` before batch number `first`. So the items of that batch
+    draw the same numbers as when they were read first.
     """
 
-    def __init__(self, sampler: Any, first: int, ahead: bytes) -> None:  # Any: any batch sampler
+    def __init__(self, sampler: Any, first: int, restores: Callable[[], None]) -> None:
+        """
+        `sampler` is any batch sampler.
+        """
         self._sampler = sampler
         self._first = first
-        self._ahead = ahead
+        self._restores = restores
 
     def __iter__(self) -> Iterator[Any]:
         for number, indices in enumerate(self._sampler):
-            if number == self._first and self._ahead:
-                restore(unpacked(self._ahead))
+            if number == self._first:
+                self._restores()
             yield indices
 
     def __len__(self) -> int:

@@ -1,5 +1,6 @@
 """
-Reads and restores the random generators of this process: torch, Python, numpy, and the device.
+Reads and restores the random generators of this process: torch, Python, numpy, the device, and those
+of a loader.
 """
 
 import random
@@ -10,39 +11,45 @@ import numpy
 import torch
 
 from tft.spi import pack, unpack
+from tft_transformers.owned import Owned
 
 _State = Mapping[str, Any]
 
 
-def generators(device: torch.device | None = None) -> _State:
+def generators(device: torch.device | None = None, owned: Owned | None = None) -> _State:
     """
-    Return the state of all generators. The generator of `device` is among them if it is not a CPU.
+    Return the state of all generators. The generator of `device` is among them if it is not a CPU,
+    and so are those in `owned`.
     """
     name, words, *rest = numpy.random.get_state(legacy=True)
-    state = {
+    state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": (name, numpy.asarray(words).copy(), *rest),
     }
     if device is not None and device.type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state(device)
+    if owned is not None:
+        state["owned"] = owned.states()
     return state
 
 
-def restore(state: _State, device: torch.device | None = None) -> None:
+def restore(state: _State, device: torch.device | None = None, owned: Owned | None = None) -> None:
     """
-    Restore the generators to `state`, a result of `generators`.
+    Restore the generators to `state`, a result of `generators` with the same arguments.
     """
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     numpy.random.set_state(state["numpy"])
     if "device" in state:
         torch.get_device_module(device).set_rng_state(state["device"], device)
+    if owned is not None:
+        owned.restore(state["owned"])
 
 
 def packed(state: _State) -> bytes:
     """
-    Return the state of the generators on the CPU as bytes.
+    Return the state of the generators on the CPU and of those in `owned` as bytes.
     """
     version, words, gauss = state["python"]
     name, numbers, *rest = state["numpy"]
@@ -51,6 +58,7 @@ def packed(state: _State) -> bytes:
             "torch": state["torch"].numpy().tobytes(),
             "python": [version, list(words), gauss],
             "numpy": [name, numbers.tobytes(), *rest],
+            "owned": state["owned"],
         }
     )
 
@@ -66,4 +74,5 @@ def unpacked(content: bytes) -> _State:
         "torch": torch.frombuffer(bytearray(told["torch"]), dtype=torch.uint8),
         "python": (version, tuple(words), gauss),
         "numpy": (name, numpy.frombuffer(numbers, numpy.uint32), *rest),
+        "owned": told["owned"],
     }

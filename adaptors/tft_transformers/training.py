@@ -18,6 +18,7 @@ from tft.errors import UsageError
 from tft_transformers.batches import Source
 from tft_transformers.bookkeeping import Bookkeeping
 from tft_transformers.generators import generators, restore
+from tft_transformers.local import Local
 from tft_transformers.standin import stand_aside
 from tft_transformers.steps import Rewound, Steps
 from tft_transformers.told import Told
@@ -38,7 +39,8 @@ class Training:
     def __init__(self, session: Session, trainer: Any) -> None:  # Any: a Trainer has no types
         self.session = session
         self.book = Bookkeeping(trainer, session.rank, session.world)
-        self.steps = Steps(session, TrainerSurroundings(trainer, self.book))
+        self._surroundings = TrainerSurroundings(trainer, self.book)
+        self.steps = Steps(session, self._surroundings)
         self.in_tail = False
         """True from the end of the update window to the end of the step."""
         self.entered = self.finished = False
@@ -50,6 +52,7 @@ class Training:
         self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
         self._source: Source | None = None
+        self._local: Local | None = None
 
     @property
     def source(self) -> Source:
@@ -75,6 +78,7 @@ class Training:
         """
         trainer, book = self._trainer, self.book
         self._source = Source(loader)
+        self._local = self._surroundings.local = Local(self._source)
         optimizer = trainer.optimizer.optimizer
         scaler = trainer.accelerator.scaler
         book.epoch, book.done = epoch, done
@@ -85,7 +89,7 @@ class Training:
             optimizer=optimizer,
             scheduler=trainer.lr_scheduler,
             others={"trainer": book} | ({} if scaler is None else {"scaler": scaler}),
-            data=self._source,
+            data=self._local,
             rng=("torch", "python", "numpy"),
             wrap=wrapper(trainer.accelerator, trainer.model),
         )
@@ -200,13 +204,21 @@ class Training:
         """
         trainer, step = self._trainer, self.session.step - 1
         told = self._told.read() >= step
-        self.book.settle(told=told)
+        self._settle(told=told)
         if not told:
             handler = trainer.callback_handler
             for call in (handler.on_optimizer_step, handler.on_step_end):
                 call(trainer.args, trainer.state, trainer.control)
             self.book.settle()
         self._told.write(step)
+
+    def _settle(self, *, told: bool = False) -> None:
+        """
+        Put the bookkeeping and the state of this rank into the Trainer, which come from elsewhere.
+        """
+        assert self._local is not None, "training has not begun"
+        self.book.settle(told=told)
+        self._local.settle()
 
     # ------------------------------------------------------------ the operations of a step
 
@@ -226,14 +238,16 @@ class Training:
                 source.position = before
                 kept = list(self._take(number))
                 versions.extend(_versions(kept))
-                after, drawn = source.position, generators()
+                after, drawn = source.position, generators(owned=source.owned)
             elif versions != _versions(kept):
                 raise UsageError(
                     "the step cannot be repeated, because the loss changes a tensor of its batch in "
                     "place: let compute_loss change a copy"
                 )
             source.position = after
-            restore(drawn)  # items may have drawn random numbers when they were read
+            restore(
+                drawn, owned=source.owned
+            )  # items may have drawn random numbers when they were read
             self.book.agree()
             return count(iter(kept))
 
@@ -311,7 +325,7 @@ class Training:
         """
         if self.steps.skips:
             self._trainer.optimizer._is_overflow = False
-            self.book.settle()
+            self._settle()
         else:
             self.book.facts = tuple(facts)
             self.log(log)
@@ -372,20 +386,25 @@ class TrainerSurroundings:
     def __init__(self, trainer: Any, book: Bookkeeping) -> None:
         self._trainer = trainer
         self._book = book
+        self.local: Local | None = None
+        """The state of this rank, as soon as training has begun."""
 
     def noted(self) -> Any:
         groups = self._trainer.optimizer.param_groups
         settings = [{n: _kept(v) for n, v in g.items() if n != "params"} for g in groups]
         random = generators(self._trainer.args.device)
         last = self._trainer.accelerator.sync_gradients
-        return random, settings, last, self._book.noted()
+        local = None if self.local is None else self.local.noted()
+        return random, settings, last, local, self._book.noted()
 
     def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None:
-        random, settings, last, book = noted
+        random, settings, last, local, book = noted
         self._book.put_back(book)
         if only_bookkeeping:
             return
         restore(random, self._trainer.args.device)
+        if self.local is not None and local is not None:
+            self.local.put_back(local)
         self._trainer.accelerator.gradient_state._set_sync_gradients(last)
         for group, kept in zip(self._trainer.optimizer.param_groups, settings, strict=True):
             for name, value in kept.items():

@@ -4,7 +4,9 @@ Trainers with something special, which `job.py --special NAME` trains with.
 
 from typing import Any
 
-from transformers import Trainer
+import torch
+from torch.utils.data import WeightedRandomSampler
+from transformers import Trainer, default_data_collator
 
 
 class Wrapped(Trainer):  # type: ignore[misc]  # Transformers ships no types
@@ -17,4 +19,32 @@ class Wrapped(Trainer):  # type: ignore[misc]  # Transformers ships no types
         return super().compute_loss(chosen, inputs, **named)
 
 
-SPECIALS = {"": Trainer, "wrapped": Wrapped}
+class Masks:
+    """
+    A collator that chooses labels with a generator of its own.
+    """
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(3)
+
+    def __call__(self, items: Any) -> Any:
+        batch = default_data_collator(items)
+        hidden = torch.rand(batch["labels"].shape, generator=self.rng) < 0.3
+        return {**batch, "labels": batch["labels"].masked_fill(hidden, -100)}
+
+
+class Generators(Trainer):  # type: ignore[misc]  # as above
+    """
+    Has a collator and a sampler with generators of their own. The collator serves evaluations, too.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, data_collator=Masks())
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        number = len(self.train_dataset)
+        own = torch.Generator().manual_seed(5)
+        return WeightedRandomSampler([1.0] * number, number, generator=own)
+
+
+SPECIALS = {"": Trainer, "wrapped": Wrapped, "generators": Generators}

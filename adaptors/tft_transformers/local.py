@@ -1,0 +1,61 @@
+"""
+What belongs to one rank alone: its position in the data, and the random generators of its loader.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tft_transformers.batches import Source
+
+_Plain = dict[str, Any]  # Any: plain values
+
+
+class Local:
+    """
+    The object `data` of `session.adopt`.
+
+    It is captured when the update window closes. What comes from another process is put in place by
+    `settle`, because an operation that is repeated puts its own surroundings back.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._received: _Plain | None = None
+        self._place = source.position
+        """The position that came with `_received`. When the source has another one, the training has
+        gone on without `settle`."""
+
+    def state_dict(self) -> _Plain:
+        """
+        Return the state of this rank.
+        """
+        here = self._received if self._source.position is self._place else None
+        return {"position": self._source.state_dict(), **(here or self.noted())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: a result of `state_dict`
+        """
+        Go to the position in `state`. Keep the rest of it for `settle`.
+        """
+        self._received = {name: part for name, part in state.items() if name != "position"}
+        self._source.load_state_dict(state["position"])
+        self._place = self._source.position
+
+    def settle(self) -> None:
+        """
+        Put what was loaded last in place.
+        """
+        if self._received is not None:
+            self.put_back(self._received)
+
+    def noted(self) -> _Plain:
+        """
+        Return a copy of the present state, without the position.
+        """
+        return {"generators": self._source.owned.states()}
+
+    def put_back(self, noted: _Plain) -> None:
+        """
+        Restore a result of `noted`.
+        """
+        self._received = None
+        self._source.owned.restore(noted["generators"])

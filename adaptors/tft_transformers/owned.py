@@ -1,0 +1,148 @@
+"""
+The random generators that the sampler, the collator or the dataset of a loader has as attributes.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+
+from tft.errors import UsageError
+
+_State = Sequence[Any]  # Any: the kind of a generator, and its state as text or bytes
+
+_SAMPLERS = ("batch_sampler", "sampler")
+_READERS = ("dataset", "collate_fn", "data_collator", "__self__", "func")
+"""The attributes through which samplers, and what reads items, refer to each other."""
+
+
+class Owned:
+    """
+    Reads and restores these generators. They are found by name each time, because a collator may
+    make its generator when it reads the first batch.
+    """
+
+    def __init__(self, loader: Any) -> None:  # Any: any torch.utils.data.DataLoader
+        """
+        Raises `UsageError` if a generator has a state that cannot be read.
+        """
+        self._samplers = _owners(loader, "loader", _SAMPLERS)
+        readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
+        self._readers = {
+            place: owner
+            for name, start in readers.items()
+            for place, owner in _owners(start, name, _READERS).items()
+        }
+        self.states()
+
+    def states(self) -> dict[str, _State]:
+        """
+        Return the states of the generators by name.
+        """
+        owners = {**self._samplers, **self._readers}
+        return {f"{place}.{name}": _read(place, each) for place, name, each in _generators(owners)}
+
+    def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
+        """
+        Restore the generators to `states`. Those of samplers only if `samplers` is True.
+        """
+        owners = {**self._samplers, **self._readers} if samplers else self._readers
+        present = {(place, name): each for place, name, each in _generators(owners)}
+        for place, name in present:
+            if f"{place}.{name}" not in states:  # it was made later
+                setattr(owners[place], name, None)
+        for path, (kind, state) in states.items():
+            place, _, name = path.rpartition(".")
+            if place in owners:
+                generator = present.get((place, name))
+                if generator is None or _kind(generator) != kind:
+                    generator = _make(kind, state)
+                    setattr(owners[place], name, generator)
+                _restore(generator, state)
+
+
+def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object]:
+    """
+    Return `start` and all objects to which it refers under the given names, by their places.
+    """
+    found = {place: start}
+    waiting = [(place, start)]
+    while waiting:
+        place, owner = waiting.pop()
+        for name in names:
+            inner = getattr(owner, name, None)
+            if inner is not None and not any(inner is each for each in found.values()):
+                found[f"{place}.{name}"] = inner
+                waiting.append((f"{place}.{name}", inner))
+    return found
+
+
+def _generators(owners: Mapping[str, object]) -> Iterator[tuple[str, str, Any]]:
+    """
+    Yield each generator once: the place of its owner, its name, and the generator.
+    """
+    known: list[object] = []
+    for place, owner in owners.items():
+        if isinstance(owner, SeedableRandomSampler):
+            continue  # it seeds its generator anew in each epoch
+        for name, each in list(getattr(owner, "__dict__", {}).items()):
+            if _kind(each) and not any(each is other for other in known):
+                known.append(each)
+                yield place, name, each
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Generator):
+        return str(value.device)
+    if isinstance(value, numpy.random.Generator):
+        return "numpy"
+    if isinstance(value, numpy.random.RandomState):
+        return "numpy.RandomState"
+    return "python" if isinstance(value, random.Random) else ""
+
+
+def _read(place: str, generator: Any) -> _State:
+    kind = _kind(generator)
+    if isinstance(generator, torch.Generator):
+        return [kind, generator.get_state().numpy().tobytes()]
+    try:
+        if kind == "numpy":
+            state = generator.bit_generator.state
+        else:
+            state = generator.getstate() if kind == "python" else generator.get_state(legacy=False)
+    except NotImplementedError:
+        raise UsageError(
+            f"the {place} of the train dataloader has a {type(generator).__name__}, whose state "
+            "cannot be kept for a replacement process: use a random.Random"
+        ) from None
+    return [kind, json.dumps(state, default=numpy.ndarray.tolist)]
+
+
+def _restore(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
+    told = json.loads(state)
+    if isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = told
+    elif isinstance(generator, numpy.random.RandomState):
+        generator.set_state(told)
+    else:
+        version, words, gauss = told
+        generator.setstate((version, tuple(words), gauss))
+
+
+def _make(kind: str, state: Any) -> Any:
+    """
+    Return a new generator of a kind, which is then restored to `state`.
+    """
+    if kind == "numpy":
+        maker = getattr(numpy.random, json.loads(state)["bit_generator"])
+        return numpy.random.Generator(maker())
+    if kind == "numpy.RandomState":
+        return numpy.random.RandomState()
+    return random.Random() if kind == "python" else torch.Generator(kind)
