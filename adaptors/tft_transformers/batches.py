@@ -108,7 +108,7 @@ class Source:
         if here.began:
             return self._reopened(here)
         began = packed(generators(owned=self.owned))
-        self._loader.set_epoch(here.epoch)
+        self._set_epoch(here.epoch)
         skips = skip_first_batches(self._loader, here.taken) if here.taken else self._loader
         iterator = iter(skips.base_dataloader)
         return _Open(here.epoch, here.taken, began, iterator, next(iterator, _NONE))
@@ -122,7 +122,7 @@ class Source:
         present = generators(owned=self.owned)
         try:
             restore(unpacked(here.began), owned=self.owned)
-            self._loader.set_epoch(here.epoch)
+            self._set_epoch(here.epoch)
             skips = skip_first_batches(self._loader, here.taken)
             skips.batch_sampler.batch_sampler = _Restoring(
                 skips.batch_sampler.batch_sampler, here.taken, self._before_batch
@@ -141,6 +141,15 @@ class Source:
             ahead = unpacked(self.position.ahead)
             restore(ahead)
             self.owned.restore(ahead["owned"], samplers=False)
+
+    def _set_epoch(self, epoch: int) -> None:
+        """
+        Say the number of the epoch to the loader, and to a sampler that hides behind another one.
+        """
+        self._loader.set_epoch(epoch)
+        sampler = getattr(self._loader.batch_sampler, "batch_sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from tft_transformers.batches import Source
-from tft_transformers.generators import generators, restore
+from tft_transformers.batches import Position, Source
+from tft_transformers.generators import generators, packed, restore
 from tft_transformers.local import Local
 from torch.utils.data import DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 
@@ -60,6 +60,35 @@ class Collator:
         if self._own is None:
             self._own = _MAKERS[self._kind]()
         return [items, _DRAWS[self._kind](self._own)]
+
+
+class Epochs:
+    """
+    A batch sampler whose order depends on the epoch, like that of `batch_rebalance`.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    @staticmethod
+    def order(epoch: int) -> list[int]:
+        """
+        Return the items of an epoch in their order.
+        """
+        return random.Random(epoch).sample(range(24), 24)
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Take the number of the epoch.
+        """
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        order = self.order(self.epoch)
+        return iter([order[at : at + 2] for at in range(0, 24, 2)])
+
+    def __len__(self) -> int:
+        return 12
 
 
 def local(make: Callable[[], dict[str, Any]]) -> tuple[Source, Local]:
@@ -155,6 +184,19 @@ def test_a_replacement_reads_the_same_batches(name: str, epoch: int, taken: int)
     found += read(source)
     assert found == expected
     assert here.state_dict() == at_end
+
+
+def test_a_sampler_behind_another_one_knows_the_epoch() -> None:
+    """When a process enters within an epoch, then the sampler of `batch_rebalance`, which accelerate
+    hides, knows the number of the epoch."""
+    for enters in (False, True):
+        sampler = Epochs()
+        source, _ = local(lambda sampler=sampler: {"batch_sampler": sampler, "collate_fn": list})
+        source.begin(1, 2)
+        if enters:
+            source.position = Position(1, 2, packed(generators(owned=source.owned)))
+        indices = [index for index, *_ in source.next()]
+        assert indices == list(Epochs.order(1)[10:12])
 
 
 def test_a_survivor_reads_the_same_batch_again() -> None:
