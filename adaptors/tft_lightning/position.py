@@ -11,10 +11,10 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ProgressBar
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from tft_pytorch.attributes import LIMIT, Attributes, NotPlain, placed, plain, size_of
 from torch import Tensor
 
 from tft.errors import UsageError
-from tft_lightning.attributes import LIMIT, Attributes, NotPlain, placed, plain, size_of
 from tft_lightning.loaders import reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
 from tft_lightning.results import (

@@ -15,10 +15,9 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
+from tft_pytorch.attributes import plain
 from torch import nn
 from torchmetrics import Metric
-
-from tft_lightning.attributes import plain
 
 _META = (
     "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph",

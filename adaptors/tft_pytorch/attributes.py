@@ -1,6 +1,6 @@
 """
-Copies and restores the attributes of callbacks and modules that are plain values: numbers, texts,
-tensors, and lists, tuples and dicts of them.
+Copies and restores the attributes of the user's objects, such as callbacks, that are plain values:
+numbers, texts, tensors, and lists, tuples and dicts of them.
 """
 
 from collections.abc import Collection, Mapping
@@ -115,7 +115,7 @@ class Attributes:
                 raise UsageError(
                     f"the attribute {name} of {type(self._owner).__name__} has grown to more than "
                     f"{LIMIT // 1024} KiB while training, too much to keep it for a replacement "
-                    "process at every step: use self.log, or a torchmetrics Metric in the module"
+                    "process at every step: log the values as they come, and keep a sum of them"
                 )
         return found
 
@@ -133,8 +133,8 @@ class Attributes:
 def put_back(owner: object, attributes: Mapping[str, Any]) -> None:
     """
     Set the attributes of `owner` to the values that `attributes_of` has returned, after `placed`
-    has put their tensors in place. Lists and dicts
-    keep their identity and type, since other objects may refer to them.
+    has put their tensors in place. Lists and dicts keep their identity and type, since other objects
+    may refer to them.
     """
     present = vars(owner)
     for name, value in attributes.items():

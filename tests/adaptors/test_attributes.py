@@ -4,7 +4,7 @@ The plain attributes of callbacks and modules are noted and put back.
 
 import pytest
 import torch
-from tft_lightning.attributes import _ON_DEVICE, Attributes, placed, plain
+from tft_pytorch.attributes import _ON_DEVICE, Attributes, placed, plain
 
 from tft.errors import UsageError
 
