@@ -14,6 +14,8 @@ from tft.errors import UsageError
 _SCALARS = (bool, int, float, str, bytes, type(None))
 _ON_DEVICE = "tft: a tensor on the device"
 """The only key of a dict that stands for a tensor on the device of its rank."""
+_TUPLE = "tft: a tuple"
+"""The only key of a dict that stands for a tuple, which would become a list on its way."""
 
 LIMIT = 32 * 1024
 """The most bytes of one attribute that are kept. The whole rank-local state has 256 KiB."""
@@ -37,9 +39,12 @@ def plain(value: Any) -> Any:  # Any: an attribute may have any type
         on_host = value.detach().cpu()
         return on_host if value.device.type == "cpu" else {_ON_DEVICE: on_host}
     if kind in (list, tuple):
-        return kind(plain(each) for each in value)
+        each_plain = [plain(each) for each in value]
+        return each_plain if kind is list else {_TUPLE: each_plain}
     if isinstance(value, dict):
-        return {plain(key): plain(each) for key, each in value.items()}
+        if not all(type(key) in (*_SCALARS, tuple) for key in value):
+            raise NotPlain
+        return {key: plain(each) for key, each in value.items()}
     raise NotPlain
 
 
@@ -52,6 +57,8 @@ def placed(value: Any, device: torch.device) -> Any:  # Any: a result of `plain`
     if kind is dict:
         if value.keys() == {_ON_DEVICE}:
             return value[_ON_DEVICE].to(device)
+        if value.keys() == {_TUPLE}:
+            return tuple(placed(each, device) for each in value[_TUPLE])
         return {key: placed(each, device) for key, each in value.items()}
     if kind in (list, tuple):
         return kind(placed(each, device) for each in value)
@@ -121,8 +128,12 @@ class Attributes:
 
     def put_back(self, noted: Mapping[str, Any]) -> None:
         """
-        Set the attributes to a result of `noted`, of this process or another one.
+        Set the attributes to a result of `noted`, of this process or another one. Those for which
+        the class has a default get it back if they were not set then.
         """
+        for name in self._found().keys() - noted.keys():
+            if hasattr(type(self._owner), name):
+                delattr(self._owner, name)
         put_back(self._owner, noted)
 
     def _found(self) -> dict[str, Any]:
@@ -138,13 +149,21 @@ def put_back(owner: object, attributes: Mapping[str, Any]) -> None:
     """
     present = vars(owner)
     for name, value in attributes.items():
-        old = present.get(name)
-        if isinstance(old, dict) and isinstance(value, dict):
-            old.clear()
-            old.update(value)
-        elif isinstance(old, list) and isinstance(value, list):
-            old[:] = value
-        elif isinstance(old, Tensor) and isinstance(value, Tensor):
-            setattr(owner, name, value.to(old.device))
-        else:
-            setattr(owner, name, value)
+        setattr(owner, name, _into(present.get(name), value))
+
+
+def _into(old: Any, value: Any) -> Any:  # Any: an attribute may have any type
+    """
+    Return `value`, as the content of the list or dict `old` if that is of the same kind.
+    """
+    if isinstance(old, dict) and isinstance(value, dict):
+        content = {key: _into(old.get(key), each) for key, each in value.items()}
+        old.clear()
+        old.update(content)
+        return old
+    if isinstance(old, list) and isinstance(value, list):
+        old[:] = value
+        return old
+    if isinstance(old, Tensor) and isinstance(value, Tensor):
+        return value.to(old.device)
+    return value

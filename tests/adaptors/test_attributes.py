@@ -2,17 +2,22 @@
 The plain attributes of callbacks and modules are noted and put back.
 """
 
+from collections import defaultdict
+
 import pytest
 import torch
 from tft_pytorch.attributes import _ON_DEVICE, Attributes, placed, plain
 
 from tft.errors import UsageError
+from tft.spi import pack, unpack
 
 
 class Counter:
     """
     An object with attributes of several kinds.
     """
+
+    steps = 0
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,6 +42,37 @@ def test_attributes_are_put_back_in_place() -> None:
     assert counter.kept is kept
     assert counter.best is best
     assert counter.other is other
+
+
+def test_dicts_within_dicts_keep_their_type() -> None:
+    """When a dict has further dicts that make missing values, and lists of tuples, then these are the
+    same objects, of the same types, after they were put back from packed bytes."""
+    counter = Counter()
+    inner = counter.best["train"] = defaultdict(list, {"loss": [1.0]})  # type: ignore[assignment]
+    counter.pairs = [(1, 2.0)]  # type: ignore[attr-defined]
+    watched = Attributes(counter)
+    noted = unpack(pack({n: v for n, v in watched.noted().items() if n != "best"}))
+    noted["best"] = watched.noted()["best"]
+    inner["loss"].append(2.0)
+    inner["other"].append(3.0)
+    counter.pairs.clear()  # type: ignore[attr-defined]
+    watched.put_back(placed(noted, torch.device("cpu")))
+    assert counter.best["train"] is inner
+    assert inner == {"loss": [1.0]}
+    assert inner["missing"] == []  # type: ignore[comparison-overlap]
+    assert counter.pairs == [(1, 2.0)]  # type: ignore[attr-defined]
+
+
+def test_an_attribute_that_was_not_set_gets_its_default_back() -> None:
+    """When the first step sets an attribute that only the class had, then it is not set after it was
+    put back."""
+    counter = Counter()
+    watched = Attributes(counter)
+    noted = watched.noted()
+    counter.steps += 1
+    watched.put_back(noted)
+    assert counter.steps == 0
+    assert "steps" not in vars(counter)
 
 
 def test_an_attribute_that_grows_is_refused_by_name() -> None:
