@@ -148,7 +148,7 @@ class Source:
         """
         self._loader.set_epoch(epoch)
         sampler = getattr(self._loader.batch_sampler, "batch_sampler", None)
-        if hasattr(sampler, "set_epoch"):
+        if sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
 
 

@@ -109,6 +109,16 @@ class Bookkeeping:
         step: int = self._ended["state"]["global_step"]
         return step
 
+    def logged_last(self) -> dict[str, Any] | None:
+        """
+        Return what the Trainer has logged at the end of the last step, and None if it has not.
+        """
+        entries = [*self._ended["log"], *self._ended["pending"]]
+        for entry in reversed(entries):
+            if entry.get("step") == self.ended_step and "loss" in entry:
+                return {name: value for name, value in entry.items() if name != "step"}
+        return None
+
     def settle(self, *, told: bool = False) -> None:
         """
         Put the bookkeeping of the end of the last step into the Trainer. `told` is True if the

@@ -1,9 +1,18 @@
 """
-What belongs to one rank alone: its position in the data, and the random generators of its loader.
+What belongs to one rank alone: its position in the data, the random generators of its loader, and the
+attributes that a class of the user gives its Trainer.
 """
 
+import ast
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
+from inspect import getsource
+from textwrap import dedent
 from typing import Any
+
+from tft_pytorch.attributes import Attributes, placed
+from transformers import Trainer
 
 from tft_transformers.batches import Source
 
@@ -18,8 +27,13 @@ class Local:
     `settle`, because an operation that is repeated puts its own surroundings back.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, trainer: Any) -> None:
+        """
+        `trainer` is a `transformers.Trainer`, which has no types.
+        """
         self._source = source
+        self._device = trainer.args.device
+        self._attributes = Attributes(trainer, attributes_of_trainers())
         self._received: _Plain | None = None
         self._place = source.position
         """The position that came with `_received`. When the source has another one, the training has
@@ -51,7 +65,10 @@ class Local:
         """
         Return a copy of the present state, without the position.
         """
-        return {"generators": self._source.owned.states()}
+        return {
+            "generators": self._source.owned.states(),
+            "attributes": deepcopy(self._attributes.noted()),
+        }
 
     def put_back(self, noted: _Plain) -> None:
         """
@@ -59,3 +76,20 @@ class Local:
         """
         self._received = None
         self._source.owned.restore(noted["generators"])
+        self._attributes.put_back(placed(deepcopy(noted["attributes"]), self._device))
+
+
+@cache
+def attributes_of_trainers() -> frozenset[str]:
+    """
+    Return the names of the attributes that each Trainer has, because a method of the class sets them.
+    """
+    nodes = ast.walk(ast.parse(dedent(getsource(Trainer))))
+    return frozenset(
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    ) | {"_batches", "_computed"}

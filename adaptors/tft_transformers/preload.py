@@ -22,3 +22,6 @@ def preload() -> None:
         import transformers.trainer  # noqa: F401 (imports accelerate, too)
 
         import tft_transformers.trainer  # noqa: F401
+        from tft_transformers.local import attributes_of_trainers
+
+    attributes_of_trainers()  # reads the source of the Trainer

@@ -78,7 +78,7 @@ class Training:
         """
         trainer, book = self._trainer, self.book
         self._source = Source(loader)
-        self._local = self._surroundings.local = Local(self._source)
+        self._local = self._surroundings.local = Local(self._source, trainer)
         optimizer = trainer.optimizer.optimizer
         scaler = trainer.accelerator.scaler
         book.epoch, book.done = epoch, done
@@ -215,10 +215,18 @@ class Training:
     def _settle(self, *, told: bool = False) -> None:
         """
         Put the bookkeeping and the state of this rank into the Trainer, which come from elsewhere.
+
+        The state of this rank is that from before the step was logged. A `log` of the user may have
+        changed attributes, so it is called again, but not the callbacks.
         """
         assert self._local is not None, "training has not begun"
         self.book.settle(told=told)
         self._local.settle()
+        logged = self.book.logged_last()
+        if logged is not None:
+            with self._surroundings.muted():
+                self._trainer.log(logged)
+            self.book.settle(told=told)
 
     # ------------------------------------------------------------ the operations of a step
 

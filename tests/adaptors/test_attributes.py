@@ -3,6 +3,7 @@ The plain attributes of callbacks and modules are noted and put back.
 """
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ class Counter:
     def __init__(self) -> None:
         self.count = 0
         self.kept: list[torch.Tensor] = []
-        self.best = {"a": torch.zeros(2)}
+        self.best: dict[str, Any] = {"a": torch.zeros(2)}
+        self.pairs = [(1, 2.0)]
         self.words = ["word"] * 20_000
         self.other = object()
 
@@ -48,19 +50,19 @@ def test_dicts_within_dicts_keep_their_type() -> None:
     """When a dict has further dicts that make missing values, and lists of tuples, then these are the
     same objects, of the same types, after they were put back from packed bytes."""
     counter = Counter()
-    inner = counter.best["train"] = defaultdict(list, {"loss": [1.0]})  # type: ignore[assignment]
-    counter.pairs = [(1, 2.0)]  # type: ignore[attr-defined]
+    inner: defaultdict[str, list[float]] = defaultdict(list, {"loss": [1.0]})
+    counter.best["train"] = inner
     watched = Attributes(counter)
     noted = unpack(pack({n: v for n, v in watched.noted().items() if n != "best"}))
     noted["best"] = watched.noted()["best"]
     inner["loss"].append(2.0)
     inner["other"].append(3.0)
-    counter.pairs.clear()  # type: ignore[attr-defined]
+    counter.pairs.clear()
     watched.put_back(placed(noted, torch.device("cpu")))
     assert counter.best["train"] is inner
     assert inner == {"loss": [1.0]}
-    assert inner["missing"] == []  # type: ignore[comparison-overlap]
-    assert counter.pairs == [(1, 2.0)]  # type: ignore[attr-defined]
+    assert inner["missing"] == []
+    assert counter.pairs == [(1, 2.0)]
 
 
 def test_an_attribute_that_was_not_set_gets_its_default_back() -> None:

@@ -126,7 +126,10 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # Transformers ships no 
         self._reached("epoch_end", state.global_step)
 
 
-class Recording(SPECIALS[options.special]):  # type: ignore[misc]  # chosen when the job starts
+Chosen: Any = SPECIALS[options.special]
+
+
+class Recording(Chosen):  # type: ignore[misc]  # as above
     """
     Records each loss of training.
     """

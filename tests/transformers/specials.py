@@ -2,6 +2,7 @@
 Trainers with something special, which `job.py --special NAME` trains with.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -47,4 +48,30 @@ class Generators(Trainer):  # type: ignore[misc]  # as above
         return WeightedRandomSampler([1.0] * number, number, generator=own)
 
 
-SPECIALS = {"": Trainer, "wrapped": Wrapped, "generators": Generators}
+class Counting(Trainer):  # type: ignore[misc]  # as above
+    """
+    Counts in attributes of its own. The loss depends on one of them, and `log` clears another one.
+    """
+
+    _seen = 0
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+
+    def compute_loss(self, model: Any, inputs: Any, **named: Any) -> Any:
+        loss = super().compute_loss(model, inputs, **named)
+        if not model.training:
+            return loss
+        self._seen += 1
+        self._metrics["train"]["seen"].append(self._seen)
+        return loss * (1 + 0.1 * (self._seen % 3))
+
+    def log(self, logs: Any, start_time: Any = None) -> None:
+        if "loss" in logs:
+            logs["batches"] = len(self._metrics["train"]["seen"])
+            self._metrics["train"].clear()
+        super().log(logs, start_time)
+
+
+SPECIALS = {"": Trainer, "wrapped": Wrapped, "generators": Generators, "counting": Counting}

@@ -4,7 +4,9 @@ the collator or the dataset has random generators of its own.
 """
 
 import random
+from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -100,7 +102,14 @@ def local(make: Callable[[], dict[str, Any]]) -> tuple[Source, Local]:
         num_processes=2, process_index=1, put_on_device=False, use_seedable_sampler=True,
     )  # fmt: skip
     source = Source(loader)
-    return source, Local(source)
+    return source, Local(source, Namespace(args=Namespace(device=torch.device("cpu"))))
+
+
+def shuffled(kind: str) -> dict[str, Any]:
+    """
+    Return the arguments of a loader whose collator has a generator of a kind.
+    """
+    return {"batch_size": 2, "shuffle": True, "collate_fn": Collator(kind)}
 
 
 def weighted() -> dict[str, Any]:
@@ -137,10 +146,7 @@ class Late:
 
 
 LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
-    **{
-        kind: lambda kind=kind: {"batch_size": 2, "shuffle": True, "collate_fn": Collator(kind)}
-        for kind in _MAKERS
-    },
+    **{kind: partial(shuffled, kind) for kind in _MAKERS},
     "weighted": weighted,
     "drawing late": drawing_late,
 }
@@ -190,8 +196,7 @@ def test_a_sampler_behind_another_one_knows_the_epoch() -> None:
     """When a process enters within an epoch, then the sampler of `batch_rebalance`, which accelerate
     hides, knows the number of the epoch."""
     for enters in (False, True):
-        sampler = Epochs()
-        source, _ = local(lambda sampler=sampler: {"batch_sampler": sampler, "collate_fn": list})
+        source, _ = local(lambda: {"batch_sampler": Epochs(), "collate_fn": list})
         source.begin(1, 2)
         if enters:
             source.position = Position(1, 2, packed(generators(owned=source.owned)))
