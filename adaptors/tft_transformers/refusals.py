@@ -22,6 +22,8 @@ _SWITCHES = {
     "deepspeed": "DeepSpeed distributes the state over the ranks, so nobody has that of a lost rank",
     "fsdp": "FSDP distributes the state over the ranks, so nobody has that of a lost rank: use DDP, "
     "or write the loop as docs/howto/pytorch.md says for models that are cut up",
+    "batch_eval_metrics": "compute_metrics adds up batches in objects of its own, which an evaluation "
+    "that is repeated would add twice: leave it out",
     "parallelism_config": "only data parallelism is supported: leave it out",
 }
 _OPTIMIZERS = {
@@ -30,6 +32,7 @@ _OPTIMIZERS = {
     "lomo": "it changes the parameters during the backward pass",
 }
 _SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
+_SCHEDULER_TYPES = ("ReduceLROnPlateau", "GreedyLR")
 
 
 def check(trainer: Any, world: int) -> None:  # Any: transformers.Trainer, which has no types
@@ -56,14 +59,33 @@ def _reasons(trainer: Any, world: int) -> Iterator[str]:
     for name, why in _SWITCHES.items():
         if getattr(args, name, None):
             yield f"TrainingArguments have {name} set; {why}"
-    optimizer, scheduler = (str(_value(args.optim)), str(_value(args.lr_scheduler_type)))
+    optimizer = str(_value(args.optim))
     for name, why in _OPTIMIZERS.items():
         if name in optimizer:
             yield f"the optimizer {optimizer} cannot be used with tft, because {why}"
-    if scheduler in _SCHEDULERS or type(trainer.lr_scheduler).__name__ == "ReduceLROnPlateau":
-        yield f"the scheduler {scheduler} changes the learning rate outside of a step: use another"
+    yield from _reasons_of_objects(trainer)
     yield from _reasons_of_data(trainer)
     yield from _reasons_of_model(trainer)
+
+
+def _reasons_of_objects(trainer: Any) -> Iterator[str]:
+    """
+    Yield the reasons that lie in the scheduler, or in the optimizer that the user has given as an
+    object or as a class.
+    """
+    named, given = str(_value(trainer.args.lr_scheduler_type)), type(trainer.lr_scheduler).__name__
+    for scheduler, refused in ((named, _SCHEDULERS), (given, _SCHEDULER_TYPES)):
+        if scheduler in refused:
+            yield (
+                f"the scheduler {scheduler} changes the learning rate outside of a step: use another"
+            )
+    made = getattr(trainer, "optimizer_cls_and_kwargs", None)
+    kind = type(trainer.optimizer) if made is None else made[0]
+    if callable(getattr(kind, "train", None)) and callable(getattr(kind, "eval", None)):
+        yield (
+            f"the optimizer {kind.__name__} has the methods train and eval, which change the "
+            "parameters outside of a step: use another"
+        )
 
 
 def _reasons_of_data(trainer: Any) -> Iterator[str]:

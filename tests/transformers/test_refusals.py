@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import tft_transformers
+import torch
 import torch.distributed as dist
 from tft_transformers import versions
 from tft_transformers.refusals import check
 from transformers import TrainingArguments
+from transformers.optimization import GreedyLR
 
 from tests.transformers.small import trainer_with
 from tft.errors import UsageError
@@ -32,6 +34,7 @@ def test_the_stand_in_refuses_to_communicate(standing: None, tmp_path: Path) -> 
     [
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics"),
         ({"ignore_data_skip": True}, "ignore_data_skip"),
         ({"lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "greedy"),
         ({"optim": "schedule_free_adamw"}, "schedule_free"),
@@ -46,6 +49,38 @@ def test_settings_are_refused(
     check(trainer_with(tmp_path), 2)
     with pytest.raises(UsageError, match=reason):
         check(trainer_with(tmp_path, **arguments), 2)
+
+
+class Switching(torch.optim.SGD):
+    """
+    An optimizer without a schedule: it has other parameters in evaluations.
+    """
+
+    def train(self) -> None:
+        """
+        Use the parameters of training.
+        """
+
+    def eval(self) -> None:
+        """
+        Use the parameters of evaluations.
+        """
+
+
+def test_objects_are_refused(standing: None, tmp_path: Path) -> None:
+    """When an optimizer or a scheduler that does not fit is given as an object or a class, then a
+    sentence names its type."""
+    trainer = trainer_with(tmp_path)
+    trainer.optimizer = Switching(trainer.model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="Switching has the methods train and eval"):
+        check(trainer, 2)
+    trainer.lr_scheduler = GreedyLR(trainer.optimizer)
+    with pytest.raises(UsageError, match="GreedyLR"):
+        check(trainer, 2)
+    trainer = trainer_with(tmp_path)
+    trainer.optimizer_cls_and_kwargs = (Switching, {"lr": 0.1})
+    with pytest.raises(UsageError, match="Switching"):
+        check(trainer, 2)
 
 
 def test_a_trainer_that_sees_too_few_ranks_is_refused(standing: None, tmp_path: Path) -> None:
