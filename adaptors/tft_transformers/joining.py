@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _joined: "list[Session]" = []
 """The session of this process, once `init` was called."""
+_prepared: list[Any] = []  # Any: as in `prepare`
+"""The Trainer of this process, once `prepare` was called."""
 
 
 def init(options: Sequence[str] = ()) -> "Session":
@@ -47,8 +49,8 @@ def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no typ
     Let `trainer`, a `transformers.Trainer` or an object of a subclass, survive incidents in its
     `train()`. Return `trainer`.
 
-    Raises `UsageError` if `init` was not called, or if the trainer has settings with which it cannot
-    survive incidents.
+    Raises `UsageError` if `init` was not called, if another Trainer was prepared before, or if the
+    trainer has settings with which it cannot survive incidents.
     """
     from tft_transformers.refusals import check
     from tft_transformers.trainer import make_fault_tolerant
@@ -58,6 +60,12 @@ def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no typ
             "tft_transformers.prepare was called before tft_transformers.init: call init at the "
             "beginning of the script, before TrainingArguments are made"
         )
+    if _prepared:
+        raise UsageError(
+            "tft_transformers.prepare was called a second time: a job trains with one Trainer, once. "
+            "Train with a further Trainer in another job"
+        )
     check(trainer, _joined[0].world)
+    _prepared.append(trainer)
     make_fault_tolerant(trainer, _joined[0])
     return trainer

@@ -9,7 +9,7 @@ import pytest
 import tft_transformers
 import torch
 import torch.distributed as dist
-from tft_transformers import versions
+from tft_transformers import joining, versions
 from tft_transformers.refusals import check
 from transformers import TrainingArguments
 from transformers.optimization import GreedyLR
@@ -94,6 +94,14 @@ def test_a_trainer_that_sees_too_few_ranks_is_refused(standing: None, tmp_path: 
 def test_prepare_without_init_is_refused(tmp_path: Path) -> None:
     """When `prepare` is called without `init`, then a sentence says so."""
     with pytest.raises(UsageError, match="init"):
+        tft_transformers.prepare(object())
+
+
+def test_a_second_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a second Trainer is prepared in a job, then a sentence says so before any training."""
+    monkeypatch.setattr(joining, "_joined", [object()])
+    monkeypatch.setattr(joining, "_prepared", [object()])
+    with pytest.raises(UsageError, match="a second time: a job trains with one Trainer"):
         tft_transformers.prepare(object())
 
 
