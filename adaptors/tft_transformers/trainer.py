@@ -105,15 +105,13 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         self, tr_loss: Any, grad_norm: Any, *arguments: Any, learning_rate: Any = None
     ) -> None:
         training, own = self._tft, super()._maybe_log_save_evaluate
-        facts = grad_norm, learning_rate
         if training.in_tail:
             training.end_step(
                 lambda losses: own(losses, grad_norm, *arguments, learning_rate=learning_rate),
-                facts,
+                (grad_norm, learning_rate),
             )
-        elif grad_norm is None:  # the epoch has ended, and another process has trained its steps
-            facts = training.book.facts
-        self._afterwards(self._tr_loss, *facts, *arguments)
+        # the loop does not have those of a step that others have completed without this process
+        self._afterwards(self._tr_loss, *training.book.facts, *arguments)
 
     def _afterwards(
         self, tr_loss: Any, grad_norm: Any, rate: Any, *arguments: Any, **named: Any

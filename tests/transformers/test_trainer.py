@@ -235,6 +235,16 @@ def test_a_trainer_survives_faults_at_the_ends_of_epochs(tmp_path: Path, plain: 
 
 
 @pytest.mark.soak
+def test_a_rank_logs_a_step_that_others_have_completed(tmp_path: Path, plain: Plain) -> None:
+    """When the others complete the last step of an epoch without the rank that logs, then the entry
+    of the epoch has the learning rate and the norm of that step."""
+    epochs = ("--items", "16", "--set", 'logging_strategy="epoch"')
+    outcome = train(tmp_path, epochs, *kills("raise:rank=0,step=4,phase=update,kind=network"))
+    assert outcome.code == 0, outcome.output
+    assert finals(tmp_path / "out") == finals(plain("epoch logs", *epochs))
+
+
+@pytest.mark.soak
 def test_a_second_fault_while_the_first_is_repaired(tmp_path: Path, plain: Plain) -> None:
     """When a rank is killed again while it fetches its state, and a survivor has an error, then all
     records are those of the plain script."""
