@@ -292,17 +292,16 @@ class Training:
         """
         return self.steps.perform(function, torch.zeros((), device=self._trainer.args.device))
 
-    def before_update(self) -> None:
+    def repeats_callback(self, name: str) -> None:
         """
-        Call the callbacks `on_pre_optimizer_step` again when the step is repeated, because they may
-        change gradients.
+        Call the callbacks of a name again when the step is repeated, because they may change
+        gradients.
         """
         trainer = self._trainer
 
         def again() -> None:
-            trainer.callback_handler.on_pre_optimizer_step(
-                trainer.args, trainer.state, trainer.control
-            )
+            call = getattr(trainer.callback_handler, name)
+            call(trainer.args, trainer.state, trainer.control)
 
         self.steps.also_repeat(again)
 

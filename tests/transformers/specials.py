@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import WeightedRandomSampler
-from transformers import Trainer, default_data_collator
+from transformers import Trainer, TrainerCallback, default_data_collator
 
 
 class Wrapped(Trainer):  # type: ignore[misc]  # Transformers ships no types
@@ -74,4 +74,30 @@ class Counting(Trainer):  # type: ignore[misc]  # as above
         super().log(logs, start_time)
 
 
-SPECIALS = {"": Trainer, "wrapped": Wrapped, "generators": Generators, "counting": Counting}
+class Halves(TrainerCallback):  # type: ignore[misc]  # as above
+    """
+    Halves the gradients between micro-batches.
+    """
+
+    def on_substep_end(self, *_: Any, model: Any, **named: Any) -> None:
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+
+
+class Halving(Trainer):  # type: ignore[misc]  # as above
+    """
+    Has a callback that changes gradients between micro-batches.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.add_callback(Halves)
+
+
+SPECIALS = {
+    "": Trainer,
+    "wrapped": Wrapped,
+    "generators": Generators,
+    "counting": Counting,
+    "halving": Halving,
+}

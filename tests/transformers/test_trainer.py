@@ -209,7 +209,7 @@ def test_a_trainer_survives_a_kill_in_a_callback(tmp_path: Path, plain: Plain, p
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["wrapped", "generators", "counting"])
+@pytest.mark.parametrize("name", ["wrapped", "generators", "counting", "halving"])
 def test_a_special_trainer_survives_kills(tmp_path: Path, plain: Plain, name: str) -> None:
     """When a Trainer has something special (see `specials.py`) and ranks are killed, then all records
     are those of the plain script."""
