@@ -103,6 +103,10 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
 
     # ------------------------------------------------------------ behind a step
 
+    def _get_learning_rate(self) -> Any:
+        self._tft.check_parameters()  # the loop calls this method right behind on_optimizer_step
+        return super()._get_learning_rate()
+
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *arguments: Any, learning_rate: Any = None
     ) -> None:

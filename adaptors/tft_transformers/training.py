@@ -27,6 +27,9 @@ from tft_transformers.wrapping import wrapper
 _AFTERWARDS = 3600.0
 """Seconds that an evaluation or a checkpoint may take before a rank counts as one that hangs."""
 
+_CHECKED = 20
+"""In how many of its first steps a process checks that callbacks leave the parameters alone."""
+
 ENTERED: Any = object()
 """In the place of a checkpoint of the Trainer: the state came from tft."""
 
@@ -49,6 +52,10 @@ class Training:
         self._begins = True
         """True until this process begins its first epoch."""
         self._first = self._batches_in_epoch = 0
+        self._updated: list[int] = []
+        """How often each parameter had been changed in place when the update was complete, in steps
+        that are checked."""
+        self._unchecked = _CHECKED
         self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
         self._source: Source | None = None
@@ -319,11 +326,30 @@ class Training:
 
         self.steps.perform(work, None)
         self.in_tail = True
+        if self._unchecked and not self.steps.skips:
+            self._unchecked -= 1
+            self._updated = self._changes()
         if self.steps.skips:
             # the scheduler has made its step, on the rank from which the state came
             optimizer._is_overflow = True
 
     # ------------------------------------------------------------ behind a step
+
+    def check_parameters(self) -> None:
+        """
+        Raise `UsageError` if a callback has changed parameters behind the update, because the
+        callback may be called again, or not at all, where a process enters.
+        """
+        noted, self._updated = self._updated, []
+        if noted and noted != self._changes():
+            raise UsageError(
+                "a callback changes parameters in on_optimizer_step, so ranks would differ after an "
+                "incident: change them in a hook of the optimizer (register_step_post_hook), or "
+                "change gradients in on_pre_optimizer_step"
+            )
+
+    def _changes(self) -> list[int]:
+        return [parameter._version for parameter in self._trainer.model.parameters()]
 
     def end_step(self, log: Callable[[Tensor], None], facts: Sequence[Any]) -> None:
         """

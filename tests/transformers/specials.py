@@ -94,10 +94,32 @@ class Halving(Trainer):  # type: ignore[misc]  # as above
         self.add_callback(Halves)
 
 
+class Shrinks(TrainerCallback):  # type: ignore[misc]  # as above
+    """
+    Makes all parameters smaller behind the update.
+    """
+
+    @torch.no_grad()
+    def on_optimizer_step(self, *_: Any, model: Any, **named: Any) -> None:
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+class Shrinking(Trainer):  # type: ignore[misc]  # as above
+    """
+    Has a callback that changes parameters.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.add_callback(Shrinks)
+
+
 SPECIALS = {
     "": Trainer,
     "wrapped": Wrapped,
     "generators": Generators,
     "counting": Counting,
     "halving": Halving,
+    "shrinking": Shrinking,
 }

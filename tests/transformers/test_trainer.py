@@ -283,6 +283,15 @@ def test_a_callback_that_raises_ends_the_job(tmp_path: Path, plain: Plain) -> No
 
 
 @pytest.mark.soak
+def test_a_callback_that_changes_parameters_is_refused(tmp_path: Path) -> None:
+    """When a callback changes parameters behind the update, then the job ends in its first step with
+    a sentence that says what to do."""
+    outcome = train(tmp_path, ("--items", "16", "--special", "shrinking"))
+    assert outcome.code == 3, outcome.output
+    assert "a callback changes parameters in on_optimizer_step" in outcome.output
+
+
+@pytest.mark.soak
 def test_all_ranks_go_back_to_an_earlier_epoch(tmp_path: Path, plain: Plain) -> None:
     """When copies of the state differ, then all ranks go back to a checkpoint in the epoch before,
     in the same processes, and the end is that of the plain script."""
