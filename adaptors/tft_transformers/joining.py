@@ -44,10 +44,12 @@ def init(options: Sequence[str] = ()) -> "Session":
     return session
 
 
-def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no types, or a subclass
+# Any: transformers.Trainer, which has no types, or a subclass
+def prepare(trainer: Any, *, limit: float = 3600.0) -> Any:
     """
     Let `trainer`, a `transformers.Trainer` or an object of a subclass, survive incidents in its
-    `train()`. Return `trainer`.
+    `train()`. Return `trainer`. A rank whose evaluation or checkpoint takes longer than `limit`
+    seconds counts as one that hangs.
 
     Raises `UsageError` if `init` was not called, if another Trainer was prepared before, or if the
     trainer has settings with which it cannot survive incidents.
@@ -60,6 +62,8 @@ def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no typ
             "tft_transformers.prepare was called before tft_transformers.init: call init at the "
             "beginning of the script, before TrainingArguments are made"
         )
+    if not limit > 0:
+        raise UsageError(f"limit must be a number of seconds above 0, but it is {limit}")
     if _prepared:
         raise UsageError(
             "tft_transformers.prepare was called a second time: a job trains with one Trainer, once. "
@@ -67,5 +71,5 @@ def prepare(trainer: Any) -> Any:  # Any: transformers.Trainer, which has no typ
         )
     check(trainer, _joined[0].world)
     _prepared.append(trainer)
-    make_fault_tolerant(trainer, _joined[0])
+    make_fault_tolerant(trainer, _joined[0], limit)
     return trainer

@@ -147,14 +147,14 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         self.state.total_flos += self._tft.book.take_operations()
 
 
-def make_fault_tolerant(trainer: Any, session: Session) -> None:
+def make_fault_tolerant(trainer: Any, session: Session, limit: float) -> None:
     """
-    Let `trainer` survive incidents in its `train()`.
+    Let `trainer` survive incidents in its `train()`. `limit` is as in `Training`.
     """
     kind = type(trainer)
     bases = (FaultTolerant,) if kind is Trainer else (FaultTolerant, kind)
     trainer.__class__ = type(kind.__name__, bases, {"__module__": kind.__module__})
-    trainer._tft = Training(session, trainer)
+    trainer._tft = Training(session, trainer, limit)
 
 
 class _FirstEpoch:

@@ -24,9 +24,6 @@ from tft_transformers.steps import Rewound, Steps
 from tft_transformers.told import Told
 from tft_transformers.wrapping import wrapper
 
-_AFTERWARDS = 3600.0
-"""Seconds that an evaluation or a checkpoint may take before a rank counts as one that hangs."""
-
 _CHECKED = 20
 """In how many of its first steps a process checks that callbacks leave the parameters alone."""
 
@@ -39,7 +36,12 @@ class Training:
     The training of one Trainer. It begins when `enter` is called, and ends when `finish` returns.
     """
 
-    def __init__(self, session: Session, trainer: Any) -> None:  # Any: a Trainer has no types
+    def __init__(self, session: Session, trainer: Any, limit: float) -> None:
+        """
+        `trainer` is a `transformers.Trainer`, which has no types. An evaluation or a checkpoint may
+        take `limit` seconds before a rank counts as one that hangs.
+        """
+        self._limit = limit
         self.session = session
         self.book = Bookkeeping(trainer, session.rank, session.world)
         self._surroundings = TrainerSurroundings(trainer, self.book)
@@ -393,7 +395,7 @@ class Training:
         """
 
         def work() -> Any:
-            self.session.expect(_AFTERWARDS)
+            self.session.expect(self._limit)
             self.book.agree()
             result = function()
             self.session.expect(0.0)

@@ -105,6 +105,13 @@ def test_a_second_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         tft_transformers.prepare(object())
 
 
+def test_a_limit_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the limit of evaluations is not above 0, then a sentence says so."""
+    monkeypatch.setattr(joining, "_joined", [object()])
+    with pytest.raises(UsageError, match="limit must be a number of seconds above 0"):
+        tft_transformers.prepare(object(), limit=0.0)
+
+
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """When another version of Transformers is installed, then a sentence names both versions."""
     versions.check_versions()
