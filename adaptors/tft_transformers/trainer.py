@@ -143,6 +143,12 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         # the evaluation before the first step (`eval_on_start`)
         return {} if self._tft.session.step > 1 else self._tft.afterwards(evaluate)
 
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        return self._tft.protected(partial(super().evaluate, *arguments, **named))
+
+    def predict(self, *arguments: Any, **named: Any) -> Any:
+        return self._tft.protected(partial(super().predict, *arguments, **named))
+
     def store_flos(self) -> None:
         self.state.total_flos += self._tft.book.take_operations()
 

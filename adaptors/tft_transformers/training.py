@@ -403,6 +403,16 @@ class Training:
 
         return self.steps.perform(work, {})
 
+    def protected(self, function: Callable[[], Any]) -> Any:
+        """
+        Carry out an evaluation that a callback calls between two operations, such as in
+        `on_epoch_end`: `function()`. At the end of a step no rank may wait for another one, so it is
+        not protected there.
+        """
+        if not self.entered or self.finished or self.in_tail or self.steps.inside:
+            return function()
+        return self.afterwards(function)
+
     def evaluate_and_save(self, given: dict[str, Any]) -> None:
         """
         Evaluate and save if the Trainer wants to, where a process enters behind a step.

@@ -3,6 +3,7 @@ Trainers with something special, which `job.py --special NAME` trains with.
 """
 
 from collections import defaultdict
+from copy import copy
 from typing import Any
 
 import torch
@@ -94,6 +95,24 @@ class Halving(Trainer):  # type: ignore[misc]  # as above
         self.add_callback(Halves)
 
 
+class Evaluating(Trainer):  # type: ignore[misc]  # as above
+    """
+    Has a callback that evaluates at the end of an epoch.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        outer = self
+
+        class Evaluates(TrainerCallback):  # type: ignore[misc]  # as above
+            def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
+                before = copy(control)  # an evaluation changes what the Trainer wants
+                outer.evaluate(metric_key_prefix="mine")
+                return before
+
+        self.add_callback(Evaluates)
+
+
 class Shrinks(TrainerCallback):  # type: ignore[misc]  # as above
     """
     Makes all parameters smaller behind the update.
@@ -121,5 +140,6 @@ SPECIALS = {
     "generators": Generators,
     "counting": Counting,
     "halving": Halving,
+    "evaluating": Evaluating,
     "shrinking": Shrinking,
 }

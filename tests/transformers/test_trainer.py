@@ -209,12 +209,12 @@ def test_a_trainer_survives_a_kill_in_a_callback(tmp_path: Path, plain: Plain, p
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["wrapped", "generators", "counting", "halving"])
+@pytest.mark.parametrize("name", ["wrapped", "generators", "counting", "halving", "evaluating"])
 def test_a_special_trainer_survives_kills(tmp_path: Path, plain: Plain, name: str) -> None:
     """When a Trainer has something special (see `specials.py`) and ranks are killed, then all records
     are those of the plain script."""
     options = (*MOST, "--special", name)
-    specs = ("rank=0,step=3,phase=backward", "rank=1,step=5,phase=collective",
+    specs = ("rank=1,step=5,phase=collective", "rank=0,step=7,phase=backward",
              "rank=0,step=8,phase=tail", "rank=1,step=10,phase=between")  # fmt: skip
     outcome = train(tmp_path, options, *kills(*(f"kill:{spec}" for spec in specs)))
     assert outcome.code == 0, outcome.output
