@@ -11,6 +11,7 @@ objects. For objects of MindSpore they call `mindspore_hooks.py`.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 
 from tft.spi import SessionView
@@ -57,6 +58,17 @@ class Blow:
         """
         return not self.spent and step == self.spec.step + self._fired
 
+    @contextmanager
+    def noting_a_miss(self) -> Iterator[None]:
+        """
+        Record a `ChaosMissed` that is raised in the `with` block.
+        """
+        try:
+            yield
+        except ChaosMissed as missed:
+            self._ledger.miss(self.victim.name, self.spec.text, str(missed))
+            raise
+
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
         Record that the spec makes its next fault. Return True if the caller must make the fault
@@ -66,7 +78,8 @@ class Blow:
         of the fault. Raises `ChaosMissed` if one of these ranks does not reach it in time.
         """
         self._fired += 1
-        self.victim.await_others(self._fired, self._ledger, self._marks)
+        with self.noting_a_miss():
+            self.victim.await_others(self._fired, self._ledger, self._marks)
         firing = Firing(
             spec=self.spec.text,
             at=time.monotonic(),
@@ -210,8 +223,9 @@ def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     def seen(number: int, of: int) -> None:
         step = blow.session.step
         if number == 1 and blow.due(step):
-            evidence = {"gradients": number, "of": of, **await_peers(marks, others, step)}
-            blow.fall(step, evidence)
+            with blow.noting_a_miss():
+                peers = await_peers(marks, others, step)
+            blow.fall(step, {"gradients": number, "of": of, **peers})
 
     watch_gradients(model, seen)
 
@@ -278,12 +292,13 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             result = whole(*arguments, **named)
         finally:
             local.param_groups = groups
-        if blow.due(step):
-            raise ChaosMissed(
-                "chaos: phase=update needs an optimizer that changes its parameters one after "
-                f"another, but the optimizer of this script has changed its {len(parameters)} "
-                "parameters at once: choose another phase"
-            )
+        with blow.noting_a_miss():
+            if blow.due(step):
+                raise ChaosMissed(
+                    "chaos: phase=update needs an optimizer that changes its parameters one after "
+                    f"another, but the optimizer of this script has changed its {len(parameters)} "
+                    "parameters at once: choose another phase"
+                )
         return result
 
     optimizer.step = watched

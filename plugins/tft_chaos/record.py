@@ -74,6 +74,14 @@ class Ledger:
             draft.unlink()
         return True
 
+    def miss(self, name: str, spec: str, why: str) -> None:
+        """
+        Write the file `chaos/missed/NAME.json`: the spec does not fit the job, for the reason `why`.
+        """
+        place = self.directory / "missed"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{name}.json").write_text(json.dumps({"spec": spec, "why": why}) + "\n")
+
     def firings(self) -> Iterator[Firing]:
         """
         Yield all recorded firings (faults that chaos has made), in no particular order.

@@ -3,6 +3,8 @@ Carries out chaos in the process of one rank: installs hooks in the user's objec
 when the session calls the hooks for observers of the training (`tft_on_…`).
 """
 
+import atexit
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
@@ -80,6 +82,18 @@ class Striker:
         self._marks.leave()
         self._model: Theirs = None
         self._optimizer: Theirs = None
+        atexit.register(self._tell_unmade)
+
+    def _tell_unmade(self) -> None:
+        """
+        Print the faults that were not made when the process has reached its end.
+        """
+        for blow in self._blows:
+            if not blow.spent:
+                sys.stderr.write(
+                    f"chaos: {blow.spec.text} was not made: this rank has ended in step "
+                    f"{self._session.step} and did not come to that place\n"
+                )
 
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:

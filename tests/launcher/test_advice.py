@@ -39,10 +39,15 @@ def test_a_script_that_imports_a_framework_is_told_the_package(tmp_path: Path, l
 
 
 @pytest.mark.parametrize(
-    "text", ["import torch", "import lightning_utilities", "# import lightning", "import stranger"]
-)
+    "text",
+    [
+        "import torch", "import lightning_utilities", "# import lightning", "import stranger",
+        "import lightning\nfrom tft_lightning import TftStrategy",
+    ],
+)  # fmt: skip
 def test_other_scripts_get_no_advice(tmp_path: Path, text: str) -> None:
-    """When a script imports no framework that a package can protect, then nothing is said."""
+    """When a script imports no framework that a package can protect, or imports that package, then
+    nothing is said."""
     script = tmp_path / "train.py"
     script.write_text(text)
     assert advice(script) == []

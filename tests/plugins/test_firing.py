@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tft_chaos import group
@@ -17,6 +19,7 @@ from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.outside import strike_processes
 from tft_chaos.record import Firing, Ledger
 from tft_chaos.spec import parse
+from tft_chaos.striker import open_striker
 
 from tests.plugins.stage import Scene
 
@@ -276,3 +279,23 @@ def test_fault_is_matched_only_with_firings_that_can_cause_it(
 
     assert {kind for kind in all_kinds if ledger.moment(kind, 2, 11.0) == 10.0} == kinds
     assert {kind for kind in all_kinds if ledger.moment(kind, 3, 11.0)} == kinds & {"node"}
+
+
+def test_faults_that_were_not_made_are_told_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a rank ends and has not come to the place of a fault, then it prints which fault was not
+    made. A fault that was made is not mentioned."""
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    session = SimpleNamespace(rank=0, run_dir=tmp_path, step=9, incarnation=0)
+    specs = [parse(text) for text in ("kill:rank=0,step=2", "kill:rank=0,step=5,phase=evaluation")]
+    made = Firing(
+        spec="kill:rank=0,step=2", at=0.0, rank=0, incarnation=0, step=2, phase=None, evidence={}
+    )
+    Ledger(tmp_path).enter("0", 1, made)
+    striker = open_striker(specs, cast(Any, session))
+    assert striker is not None
+    striker._tell_unmade()
+    said = capsys.readouterr().err
+    assert said.startswith("chaos: kill:rank=0,step=5,phase=evaluation was not made: ")
+    assert said.count("\n") == 1

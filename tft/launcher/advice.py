@@ -21,7 +21,8 @@ log = structlog.get_logger()
 
 def advice(script: Path) -> list[str]:
     """
-    Return a sentence for each framework that `script` imports and that a package can protect.
+    Return a sentence for each framework that `script` imports and that a package can protect. A
+    script that imports the package already gets no sentence.
 
     The script is not run, only read. A script that cannot be read gets no advice.
     """
@@ -31,9 +32,15 @@ def advice(script: Path) -> list[str]:
         return []
     found = []
     for entry in entry_points(group=FRAMEWORKS):
-        if re.search(rf"^\s*(?:import|from)\s+{re.escape(entry.name)}\b", text, re.MULTILINE):
+        package = entry.module.partition(".")[0]
+        if _imports(text, entry.name) and not _imports(text, package):
             try:
                 found.append(f"{script.name} imports {entry.name}: {entry.load()}")
             except FAILURES:  # importing a third-party module may raise any exception
                 log.exception("advice_not_loaded", framework=entry.name)
     return found
+
+
+def _imports(text: str, module: str) -> bool:
+    found = re.search(rf"^\s*(?:import|from)\s+{re.escape(module)}\b", text, re.MULTILINE)
+    return found is not None

@@ -59,6 +59,15 @@ class Ended:
         ]
         return {each["spec"]: each["at"] for each in sorted(firings, key=lambda each: each["at"])}
 
+    def missed(self) -> dict[str, str]:
+        """
+        Return the values of the option `--chaos` that do not fit the job, each with the reason.
+        """
+        found = [
+            json.loads(path.read_text()) for path in (self.run_dir / "chaos/missed").glob("*.json")
+        ]
+        return {each["spec"]: each["why"] for each in found}
+
 
 OUTPUT = "output.txt"
 """The name of the file in the run directory that contains what the job has printed."""

@@ -144,6 +144,14 @@ class Verifier:
         assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
         ended = self._run(f"disturbed-{self._jobs}", specs)
+        missed = ended.missed()
+        if missed:
+            # the job has failed with this, so it says nothing about the other kills
+            unfit = [kill for kill in kills if kill.spec in missed]
+            for kill in unfit:
+                why = missed[kill.spec]
+                self._found(Finding(phase=kill.phase, result=NOT_TRIED, kill=kill, why=why))
+            return [kill.phase for kill in unfit]
         other = read_digests(ended.run_dir, self.ranks)
         fired = ended.fired()
         difference = self._compare(other)
@@ -190,7 +198,9 @@ class Verifier:
             raise UsageError(
                 "two undisturbed runs of the script differ, so nothing can be said about disturbed "
                 f"ones: {unlike.sentence()}. Seed every random generator, and take no numbers from "
-                "clocks or from the order of threads"
+                "clocks or from the order of threads. If the script keeps files, such as "
+                "checkpoints, let each job write its own: below the directory that the environment "
+                "variable TFT_RUN_DIR names"
             )
         return first_difference(calm, other, volatile=volatile)
 

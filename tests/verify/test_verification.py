@@ -1,0 +1,60 @@
+"""
+What `tft verify` concludes from the jobs of a script.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tft.verify import verification
+from tft.verify.jobs import Ended
+from tft.verify.verification import IDENTICAL, NOT_TRIED, Finding, Verifier
+
+UNFIT = "chaos: the ranks [0] were not all inside a collective of step 4"
+
+
+class Jobs(Verifier):
+    """
+    Jobs that are not run. A spec of the phase `collective` does not fit them, and ends its job.
+    """
+
+    def _run(self, name: str, specs: Sequence[str]) -> Ended:
+        run_dir = self.directory / name
+        records = run_dir / "chaos"
+        (records / "missed").mkdir(parents=True)
+        (run_dir / "output.txt").write_text("")
+        code = 0
+        for number, spec in enumerate(word for word in specs if word != "--chaos"):
+            if "collective" in spec:
+                missed = {"spec": spec, "why": UNFIT}
+                (records / "missed" / "0.json").write_text(json.dumps(missed))
+                code = 3
+                break
+            fired = {"spec": spec, "at": number}
+            (records / f"{number}-1.json").write_text(json.dumps(fired))
+        self._jobs += 1
+        return Ended(run_dir=run_dir, code=code, seconds=1.0)
+
+
+def test_phase_that_does_not_fit_the_script_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When chaos cannot make the fault of a phase, and the job ends with that, then this phase is not
+    tried, with the reason, and no other phase is blamed for it: the others are tried without it."""
+    trained = SimpleNamespace(ends={0: 20, 1: 20}, last=20, functions=())
+    monkeypatch.setattr(verification, "read_digests", lambda run_dir, ranks: trained)
+    monkeypatch.setattr(verification, "first_difference", lambda *_, **__: None)
+    told: list[Finding] = []
+    verifier = Jobs(
+        directory=tmp_path, options=(), command=("train.py",), ranks=2, steps=20, limit=100.0,
+        told=told.append, began=lambda *_: None,
+    )  # fmt: skip
+    found = verifier.verify(("forward", "collective", "update"))
+    assert found.identical
+    assert {each.phase: each.result for each in told} == {
+        "forward": IDENTICAL, "collective": NOT_TRIED, "update": IDENTICAL,
+    }  # fmt: skip
+    assert [each.why for each in told if each.phase == "collective"] == [UNFIT]
