@@ -45,13 +45,20 @@ class Source:
 
     def __init__(self, loader: Any) -> None:  # Any: accelerate has no types
         """
-        Raises `UsageError` if `loader` was not made by accelerate, or reads for other ranks.
+        Raises `UsageError` if `loader` was not made by accelerate, reads for other ranks, or keeps
+        its workers from one epoch to the next.
         """
         if type(loader) is not DataLoaderShard:
             raise UsageError(
                 "the train dataloader must be what accelerator.prepare makes of a "
                 f"torch.utils.data.DataLoader, but it is a {type(loader).__name__}: let "
                 "get_train_dataloader return self.accelerator.prepare(DataLoader(...))"
+            )
+        if loader.base_dataloader.persistent_workers:
+            # workers that are kept draw no seed at the begin of an epoch, and those of a new process do
+            raise UsageError(
+                "the train dataloader keeps its workers from one epoch to the next, and then a new "
+                "process draws other random numbers: set dataloader_persistent_workers=False"
             )
         self._loader = loader
         self.owned = Owned(loader.base_dataloader)

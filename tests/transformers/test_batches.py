@@ -231,3 +231,9 @@ def test_a_generator_that_cannot_be_read_is_refused() -> None:
     collator._own = random.SystemRandom()
     with pytest.raises(UsageError, match="collate_fn of the train dataloader has a SystemRandom"):
         local(lambda: {"batch_size": 2, "collate_fn": collator})
+
+
+def test_a_loader_that_keeps_its_workers_is_refused() -> None:
+    """When the workers of the loader live on from one epoch to the next, then this is refused."""
+    with pytest.raises(UsageError, match="set dataloader_persistent_workers=False"):
+        local(lambda: {"batch_size": 2, "num_workers": 1, "persistent_workers": True})
