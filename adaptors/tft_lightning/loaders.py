@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.iterators import loader_like
+from tft_pytorch.owned_generators import Owned
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterableDataset
@@ -73,12 +73,15 @@ class Reader:
     """
 
     def __init__(self, loader: Any, epoch: Callable[[], int]) -> None:
-        self._loader = loader
+        self.loader = loader
         self._epoch = epoch
         self._live: _Live | None = None
-        self._before: dict[str, Any] = {}
-        """torch's random states before the present iterator was made, and before its first batch
-        was read. A sampler may draw the order of the batches from them."""
+        self.owned = Owned(loader)
+        self._before: dict[str, bytes] = {}
+        """The states of all random generators before the present iterator was made, and before its
+        first batch was read. A sampler may draw the order of the batches from them."""
+        self._loaded: Mapping[str, Any] | None = None
+        """The states of the loader's own generators that were loaded, until an iterator begins."""
         self._seek: int | None = None
 
     def begin(self, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -87,19 +90,31 @@ class Reader:
         epoch. `make` makes the loader's own iterator.
         """
         first, self._seek = self._seek, None
+        loaded, self._loaded = self._loaded, None
         if first is None:
-            self._before = {"iterator": torch.get_rng_state(), "generator": self._generator()}
+            if loaded is not None:
+                self.owned.restore(loaded)
+            self._before = {"iterator": self.noted()}
             self._live = _Live(self, make(), 0, self._epoch())
         elif self._live is None or not self._live.reaches(first, self._epoch()):
             self._live = self._rebuilt(first, make)
+            if loaded is not None:
+                # the sampler has drawn its numbers again, and the items before are not read again
+                self.owned.restore(loaded, samplers=False)
         live = self._live
         return live.batches(first or 0)
+
+    def noted(self) -> bytes:
+        """
+        Return the present states of the random generators, and of those that the loader has.
+        """
+        return packed(generators(owned=self.owned))
 
     def first_is_read(self) -> None:
         """
         Note the random state before the first batch of the epoch is read for the first time.
         """
-        self._before.setdefault("first", torch.get_rng_state())
+        self._before.setdefault("first", self.noted())
 
     def seek(self, first: int) -> None:
         """
@@ -118,41 +133,42 @@ class Reader:
         """
         Return what another process needs to make the same iterator.
         """
-        return {**self._before, "now": self._generator()}
+        return {**self._before, "now": self.owned.states()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
         Take over the result of `state`.
         """
         self._before = {name: kept for name, kept in state.items() if name != "now"}
-        if state.get("now") is not None and self._loader.generator is not None:
-            self._loader.generator.set_state(state["now"])
-
-    def _generator(self) -> Any:
-        generator = self._loader.generator
-        return None if generator is None else generator.get_state()
+        self._loaded = state["now"]
 
     def _rebuilt(self, first: int, make: Callable[[], Iterator[Batch]]) -> "_Live":
-        loader, before = self._loader, self._before
-        now = self._generator()
+        present = generators()
+        try:
+            return _Live(self, self._begun_anew(first, make), first, self._epoch())
+        finally:
+            restore(present)
+
+    def _begun_anew(self, first: int, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+        """
+        Return an iterator over the present epoch from batch `first` on, which draws the numbers
+        again that were drawn when the epoch began.
+        """
+        loader, before = self.loader, self._before
         if "iterator" in before:
-            torch.set_rng_state(before["iterator"])
-        if now is not None and before.get("generator") is not None:
-            loader.generator.set_state(before["generator"])
+            restore(unpacked(before["iterator"]), owned=self.owned)
         if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-            inner = make()
-            for _ in islice(inner, first):
+            whole = make()
+            for _ in islice(whole, first):
                 pass
-        else:
-            rest = _Rest(loader.batch_sampler, first)
-            inner = iter(loader_like(loader, batch_sampler=rest))
-            if not loader.num_workers:
-                if "first" in before:
-                    torch.set_rng_state(before["first"])
-                rest.begin()
-        if now is not None:
-            loader.generator.set_state(now)
-        return _Live(self, inner, first, self._epoch())
+            return whole
+        rest = _Rest(loader.batch_sampler, first)
+        inner: Iterator[Batch] = iter(loader_like(loader, batch_sampler=rest))
+        # before the first batch was read, the sampler has drawn nothing
+        if not loader.num_workers and "first" in before:
+            restore(unpacked(before["first"]), owned=self.owned)
+            rest.begin()
+        return inner
 
 
 class _Live:
@@ -165,7 +181,7 @@ class _Live:
         self._inner = inner
         self._next = first
         self._epoch = epoch
-        self._kept: dict[int, tuple[Batch, Any, _Seal]] = {}
+        self._kept: dict[int, tuple[Batch, bytes | None, _Seal]] = {}
         """The batches by their number in the epoch, each with the random states after it was read,
         and a seal that tells whether it was changed since."""
 
@@ -191,7 +207,7 @@ class _Live:
             if number in self._kept:
                 batch, states, _ = self._kept[number]
                 if states is not None:
-                    _set_rng_states(states)
+                    restore(unpacked(states), owned=self._reader.owned)
             else:
                 if number == 0:
                     self._reader.first_is_read()
@@ -199,11 +215,8 @@ class _Live:
                     batch = next(self._inner)
                 except StopIteration:
                     return
-                states = (
-                    None
-                    if self._reader._loader.num_workers
-                    else _collect_rng_states(include_cuda=False)
-                )
+                # workers read ahead, so what the generators are then says nothing about a batch
+                states = None if self._reader.loader.num_workers else self._reader.noted()
                 self._kept[number] = batch, states, _Seal(batch)
                 self._next = number + 1
             number += 1

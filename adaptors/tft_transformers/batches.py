@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accelerate import skip_first_batches
-from accelerate.data_loader import DataLoaderShard
+from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import send_to_device
+from tft_pytorch.generators import generators, packed, restore, unpacked
+from tft_pytorch.owned_generators import Owned
 
 from tft.errors import UsageError
-from tft_transformers.generators import generators, packed, restore, unpacked
-from tft_transformers.owned import Owned
 
 _NONE: Any = object()
 
@@ -61,7 +61,8 @@ class Source:
                 "process draws other random numbers: set dataloader_persistent_workers=False"
             )
         self._loader = loader
-        self.owned = Owned(loader.base_dataloader)
+        # this sampler seeds its generator anew in each epoch
+        self.owned = Owned(loader.base_dataloader, but=(SeedableRandomSampler,))
         self.position = Position()
         self._open = _Open()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers.trainer
+from tft_pytorch.generators import generators, restore
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +18,6 @@ from tft import Session
 from tft.errors import UsageError
 from tft_transformers.batches import Source
 from tft_transformers.bookkeeping import Bookkeeping
-from tft_transformers.generators import generators, restore
 from tft_transformers.local import Local
 from tft_transformers.standin import stand_aside
 from tft_transformers.steps import Rewound, Steps

@@ -2,14 +2,17 @@
 A positioned loader goes back to any batch, in the same process or in another one.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tft_lightning.loaders import _Seal, positioned, reader_of
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from tft_pytorch.generators import generators, restore
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from tft.errors import UsageError
 
@@ -51,6 +54,118 @@ def loaders(workers: int) -> list[Any]:
         ),
         DataLoader(Stream(), batch_size=4, num_workers=min(workers, 1)),
     ]  # fmt: skip
+
+
+class Drawing(Dataset[Any]):
+    """
+    Numbers, each with one that a generator of the dataset draws when it is read.
+    """
+
+    def __init__(self) -> None:
+        self.own = numpy.random.default_rng(7)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a number, changed a little."""
+        return torch.tensor(index + float(self.own.random()))
+
+
+class Lazy(Sampler[int]):
+    """
+    Draws each index when it is wanted, from a generator of its own.
+    """
+
+    def __init__(self) -> None:
+        self.generator = random.Random(9)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.generator.randrange(24) for _ in range(24))
+
+    def __len__(self) -> int:
+        return 24
+
+
+class Shuffled(Sampler[int]):
+    """
+    Draws the order of an epoch from the generators of Python and numpy.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(numpy.random.permutation(24))
+        random.shuffle(order)
+        return iter([int(each) for each in order])
+
+    def __len__(self) -> int:
+        return 24
+
+
+OWN: dict[str, Callable[[], Any]] = {
+    "lazy": lambda: DataLoader(Numbers(), batch_size=4, sampler=Lazy()),
+    "weighted": lambda: DataLoader(
+        Numbers(),
+        batch_size=4,
+        sampler=WeightedRandomSampler(
+            [float(each) for each in range(24)], 24, generator=torch.Generator().manual_seed(1)
+        ),
+    ),
+    "global": lambda: DataLoader(Numbers(), batch_size=4, sampler=Shuffled()),
+    "dataset": lambda: DataLoader(Drawing(), batch_size=4, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("taken", [0, 2, 6])
+def test_a_replacement_draws_as_the_lost_process_would(kind: str, taken: int) -> None:
+    """When a sampler or a dataset draws from a generator of its own, or from Python's and numpy's,
+    then a replacement reads the same batches to the end of this epoch and of the next one."""
+    random.seed(1)
+    numpy.random.seed(2)
+    torch.manual_seed(3)
+    first = positioned(OWN[kind](), lambda: 0)
+    epoch = iter(first)
+    read(islice(epoch, taken))
+    state, drawn = reader_of(first).state(), generators()
+    rest = read(epoch)
+    following = read(first)
+
+    numpy.random.seed(99)
+    random.seed(99)
+    torch.manual_seed(99)
+    other = positioned(OWN[kind](), lambda: 0)
+    reader_of(other).load(state)
+    restore(drawn)
+    reader_of(other).seek(taken)
+    assert read(iter(other)) == rest
+    assert read(other) == following
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_survivor_draws_as_if_nothing_had_happened(kind: str) -> None:
+    """When a rank goes back to a state within an epoch or at its end, after it has read further,
+    then it reads the same batches again, and those after them."""
+    for taken in (2, 6):
+        torch.manual_seed(3)
+        numpy.random.seed(2)
+        random.seed(1)
+        loader = positioned(OWN[kind](), lambda: 0)
+        epoch = iter(loader)
+        read(islice(epoch, taken))
+        reader_of(loader).trim(taken)
+        state, drawn = reader_of(loader).state(), generators()
+        further = epoch if taken < 6 else iter(loader)
+        expected = read(islice(further, 2))
+
+        reader_of(loader).load(state)
+        restore(drawn)
+        if taken < 6:
+            reader_of(loader).seek(taken)
+        again = iter(loader)
+        assert read(islice(again, 2)) == expected
+        rest = read(again)
+        assert len(rest) == (6 - taken - 2 if taken < 6 else 4)
 
 
 def read(batches: Any) -> list[list[float]]:

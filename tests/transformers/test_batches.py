@@ -13,8 +13,8 @@ import numpy
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
+from tft_pytorch.generators import generators, packed, restore
 from tft_transformers.batches import Position, Source
-from tft_transformers.generators import generators, packed, restore
 from tft_transformers.local import Local
 from torch.utils.data import DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 
 from tft.errors import UsageError
 
@@ -26,10 +25,13 @@ class Owned:
     make its generator when it reads the first batch.
     """
 
-    def __init__(self, loader: Any) -> None:  # Any: any torch.utils.data.DataLoader
+    # Any: any torch.utils.data.DataLoader
+    def __init__(self, loader: Any, but: tuple[type, ...] = ()) -> None:
         """
-        Raises `UsageError` if a generator has a state that cannot be read.
+        Leave out generators of objects whose class is among `but`. Raises `UsageError` if a
+        generator has a state that cannot be read.
         """
+        self._but = but
         self._samplers = _owners(loader, "loader", _SAMPLERS)
         readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
         self._readers = {
@@ -44,14 +46,16 @@ class Owned:
         Return the states of the generators by name.
         """
         owners = {**self._samplers, **self._readers}
-        return {f"{place}.{name}": _read(place, each) for place, name, each in _generators(owners)}
+        found = _generators(owners, self._but)
+        return {f"{place}.{name}": _read(place, each) for place, name, each in found}
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
         """
         Restore the generators to `states`. Those of samplers only if `samplers` is True.
         """
         owners = {**self._samplers, **self._readers} if samplers else self._readers
-        present = {(place, name): each for place, name, each in _generators(owners)}
+        found = _generators(owners, self._but)
+        present = {(place, name): each for place, name, each in found}
         for place, name in present:
             if f"{place}.{name}" not in states:  # it was made later
                 setattr(owners[place], name, None)
@@ -81,14 +85,16 @@ def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object
     return found
 
 
-def _generators(owners: Mapping[str, object]) -> Iterator[tuple[str, str, Any]]:
+def _generators(
+    owners: Mapping[str, object], but: tuple[type, ...]
+) -> Iterator[tuple[str, str, Any]]:
     """
     Yield each generator once: the place of its owner, its name, and the generator.
     """
     known: list[object] = []
     for place, owner in owners.items():
-        if isinstance(owner, SeedableRandomSampler):
-            continue  # it seeds its generator anew in each epoch
+        if isinstance(owner, but):
+            continue
         for name, each in list(getattr(owner, "__dict__", {}).items()):
             if _kind(each) and not any(each is other for other in known):
                 known.append(each)

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from tft.spi import pack, unpack
-from tft_transformers.owned import Owned
+from tft_pytorch.owned_generators import Owned
 
 _State = Mapping[str, Any]
 
