@@ -262,9 +262,8 @@ class Training:
                     "place: let compute_loss change a copy"
                 )
             source.position = after
-            restore(
-                drawn, owned=source.owned
-            )  # items may have drawn random numbers when they were read
+            # items may have drawn random numbers when they were read
+            restore(drawn, owned=source.owned)
             self.book.agree()
             return count(iter(kept))
 
