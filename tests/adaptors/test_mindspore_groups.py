@@ -49,6 +49,11 @@ def serving(port: int = 0) -> Iterator[int]:
         asyncio.set_event_loop(loop)
         with pytest.raises(asyncio.CancelledError):
             loop.run_until_complete(task)
+        # members may still be served: their connections must be closed before the loop is
+        served = asyncio.all_tasks(loop)
+        for each in served:
+            each.cancel()
+        loop.run_until_complete(asyncio.gather(*served, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
