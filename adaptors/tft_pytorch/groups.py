@@ -63,7 +63,7 @@ connections are made all the time. The value is the number of seconds between tw
 
 
 _ABORT_BEGINS = 0.02
-"""Seconds in which an abort has told all communicators that they are aborted."""
+"""Seconds after which an abort has reached all communicators of the process."""
 
 
 class Groups:
@@ -270,14 +270,21 @@ class Groups:
         if self._devices.asynchronous:
             self._abort(spared, port)
         if left is not None or not self._devices.asynchronous:
-            cut(spared, port, listening=self._devices.blocks_in_accept)
+            self._cut(spared, port)
         if left is not None and not begun:
             threading.Thread(
-                target=_keep_cutting,
-                args=(left, spared, port, self._devices.blocks_in_accept),
+                target=self._keep_cutting,
+                args=(left, spared, port),
                 name="tft-quiesce",
                 daemon=True,
             ).start()
+
+    def _cut(self, spared: frozenset[int], port: int) -> None:
+        cut(spared, port, listening=self._devices.blocks_in_accept)
+
+    def _keep_cutting(self, left: threading.Event, spared: frozenset[int], port: int) -> None:
+        while not left.wait(_CUT_AGAIN):
+            self._cut(spared, port)
 
     def _abort(self, spared: frozenset[int], port: int) -> None:
         """
@@ -305,7 +312,7 @@ class Groups:
                 self._abort_began = monotonic()
                 self._aborting.start()
         if not began and monotonic() - self._abort_began > ABORT_LIMIT:
-            cut(spared, port, listening=self._devices.blocks_in_accept)
+            self._cut(spared, port)
 
     def _abort_and_cut(
         self, groups: list[dist.ProcessGroup], spared: frozenset[int], port: int
@@ -325,7 +332,7 @@ class Groups:
         # do not cut the connections of groups that were formed after the abort began
         with self._lock:
             if self._spared is spared:
-                cut(spared, port, listening=self._devices.blocks_in_accept)
+                self._cut(spared, port)
 
     def standings(self, devices: Devices) -> Sequence[GroupStanding]:
         """
@@ -444,10 +451,3 @@ class _Freeing:
                 until=GROUP_TIMEOUT,
             )
         return [group for each in self._groups if (group := each()) is not None]
-
-
-def _keep_cutting(
-    left: threading.Event, spared: frozenset[int], port: int, listening: bool
-) -> None:
-    while not left.wait(_CUT_AGAIN):
-        cut(spared, port, listening=listening)
