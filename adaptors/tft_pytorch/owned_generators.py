@@ -45,8 +45,7 @@ class Owned:
         """
         Return the states of the generators by name.
         """
-        owners = {**self._samplers, **self._readers}
-        found = _generators(owners, self._but)
+        found = self._found({**self._samplers, **self._readers})
         return {f"{place}.{name}": _read(place, each) for place, name, each in found}
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
@@ -54,8 +53,7 @@ class Owned:
         Restore the generators to `states`. Those of samplers only if `samplers` is True.
         """
         owners = {**self._samplers, **self._readers} if samplers else self._readers
-        found = _generators(owners, self._but)
-        present = {(place, name): each for place, name, each in found}
+        present = {(place, name): each for place, name, each in self._found(owners)}
         for place, name in present:
             if f"{place}.{name}" not in states:  # it was made later
                 setattr(owners[place], name, None)
@@ -67,6 +65,19 @@ class Owned:
                     generator = _make(kind, state)
                     setattr(owners[place], name, generator)
                 _restore(generator, state)
+
+    def _found(self, owners: Mapping[str, object]) -> Iterator[tuple[str, str, Any]]:
+        """
+        Yield each generator once: the place of its owner, its name, and the generator.
+        """
+        known: list[object] = []
+        for place, owner in owners.items():
+            if isinstance(owner, self._but):
+                continue
+            for name, each in list(getattr(owner, "__dict__", {}).items()):
+                if _kind(each) and not any(each is other for other in known):
+                    known.append(each)
+                    yield place, name, each
 
 
 def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object]:
@@ -83,22 +94,6 @@ def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object
                 found[f"{place}.{name}"] = inner
                 waiting.append((f"{place}.{name}", inner))
     return found
-
-
-def _generators(
-    owners: Mapping[str, object], but: tuple[type, ...]
-) -> Iterator[tuple[str, str, Any]]:
-    """
-    Yield each generator once: the place of its owner, its name, and the generator.
-    """
-    known: list[object] = []
-    for place, owner in owners.items():
-        if isinstance(owner, but):
-            continue
-        for name, each in list(getattr(owner, "__dict__", {}).items()):
-            if _kind(each) and not any(each is other for other in known):
-                known.append(each)
-                yield place, name, each
 
 
 def _kind(value: object) -> str:

@@ -116,17 +116,25 @@ OWN: dict[str, Callable[[], Any]] = {
 }
 
 
+def begun(kind: str, taken: int) -> tuple[Any, Iterator[Any]]:
+    """
+    Seed all generators, and return a loader with an iterator that has read `taken` batches.
+    """
+    random.seed(1)
+    numpy.random.seed(2)
+    torch.manual_seed(3)
+    loader = positioned(OWN[kind](), lambda: 0)
+    epoch = iter(loader)
+    read(islice(epoch, taken))
+    return loader, epoch
+
+
 @pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("taken", [0, 2, 6])
 def test_a_replacement_draws_as_the_lost_process_would(kind: str, taken: int) -> None:
     """When a sampler or a dataset draws from a generator of its own, or from Python's and numpy's,
     then a replacement reads the same batches to the end of this epoch and of the next one."""
-    random.seed(1)
-    numpy.random.seed(2)
-    torch.manual_seed(3)
-    first = positioned(OWN[kind](), lambda: 0)
-    epoch = iter(first)
-    read(islice(epoch, taken))
+    first, epoch = begun(kind, taken)
     state, drawn = reader_of(first).state(), generators()
     rest = read(epoch)
     following = read(first)
@@ -147,12 +155,7 @@ def test_a_survivor_draws_as_if_nothing_had_happened(kind: str) -> None:
     """When a rank goes back to a state within an epoch or at its end, after it has read further,
     then it reads the same batches again, and those after them."""
     for taken in (2, 6):
-        torch.manual_seed(3)
-        numpy.random.seed(2)
-        random.seed(1)
-        loader = positioned(OWN[kind](), lambda: 0)
-        epoch = iter(loader)
-        read(islice(epoch, taken))
+        loader, epoch = begun(kind, taken)
         reader_of(loader).trim(taken)
         state, drawn = reader_of(loader).state(), generators()
         further = epoch if taken < 6 else iter(loader)
