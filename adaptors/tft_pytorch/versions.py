@@ -17,7 +17,7 @@ class KnownVersions:
     """
 
     adaptor: str
-    """The name of the adaptor, which is that of the extra with the package, too."""
+    """The name of the adaptor, and of the extra of `tft-bus` that installs the package."""
     package: str
     """The name of the package in the package index."""
     oldest: str

@@ -24,8 +24,9 @@ class Local:
     """
     The object `data` of `session.adopt`.
 
-    It is captured when the update window closes. What comes from another process is put in place by
-    `settle`, because an operation that is repeated puts its own surroundings back.
+    It is captured when the update window closes. State from another process is put in place by
+    `settle`, not when it is loaded: an operation that is repeated first puts back what it has noted
+    itself.
     """
 
     def __init__(self, source: Source, trainer: Any) -> None:

@@ -116,7 +116,8 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
                 lambda losses: own(losses, grad_norm, *arguments, learning_rate=learning_rate),
                 (grad_norm, learning_rate),
             )
-        # the loop does not have those of a step that others have completed without this process
+        # if other ranks have completed the step without this process, the loop here knows neither the
+        # norm of its gradients nor its learning rate
         self._afterwards(self._tr_loss, *training.book.facts, *arguments)
 
     def _afterwards(
