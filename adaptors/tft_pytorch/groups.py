@@ -29,7 +29,7 @@ from tft_pytorch.device import ABORT_LIMIT, Devices
 from tft_pytorch.group_standings import standings
 from tft_pytorch.idle_loops import calm
 from tft_pytorch.interruptible import CalledOff, InterruptibleGloo
-from tft_pytorch.sockets import census, cut
+from tft_pytorch.sockets import census, cut, stand_in
 
 log = structlog.get_logger()
 
@@ -77,6 +77,7 @@ class Groups:
         self._lock = threading.Lock()
         self._spared: frozenset[int] | None = None
         self._store_port = 0
+        self._world = 1
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
@@ -180,7 +181,7 @@ class Groups:
             self._freeing = None
         left = threading.Event()
         with self._lock:
-            self._spared, self._store_port = census(), port
+            self._spared, self._store_port, self._world = census(), port, world
             self._left, self._abandoned = left, False
             self._devices, self._stopped, self._aborting = devices, False, None
         self._excepthook = sys.excepthook
@@ -281,6 +282,9 @@ class Groups:
 
     def _cut(self, spared: frozenset[int], port: int) -> None:
         cut(spared, port, listening=self._devices.blocks_in_accept)
+        # beside the groups of a device, gloo connects two ranks when they first need each other
+        if self._left is not None or self._devices.asynchronous:
+            stand_in(spared, self._world)
 
     def _keep_cutting(self, left: threading.Event, spared: frozenset[int], port: int) -> None:
         while not left.wait(_CUT_AGAIN):

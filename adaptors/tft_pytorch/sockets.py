@@ -13,16 +13,29 @@ NCCL does not set close-on-exec either. While a communicator is made, NCCL waits
 other ranks at listening sockets. No call of torch ends this wait. A listening socket of NCCL is
 known by the option SO_REUSEADDR, which NCCL does not set and gloo does. After `shutdown(2)`,
 NCCL's `accept` has an error, and NCCL gives the communicator up.
+
+One of two ranks of gloo connects to the other one. The other one waits until its listening socket
+has a connection that begins with the number of this pair of ranks (gloo/transport/tcp/listener.cc).
+If the connecting rank dies before, nothing ends this wait. So this process connects to its own
+listening sockets in the place of the other ranks, and disconnects at once.
 """
 
 import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 _ESTABLISHED = 1
 """The state of a TCP connection that works, as the first byte of `TCP_INFO` gives it."""
+
+_PAIR = struct.Struct("=q")
+"""The form in which gloo sends the number of a pair of ranks."""
+
+_CONNECTED = 1.0
+"""The most seconds in which this process connects to a listening socket of its own."""
 
 
 def census() -> frozenset[int]:
@@ -48,6 +61,33 @@ def cut(spared: frozenset[int], store_port: int, *, listening: bool = False) -> 
         for fd, inode in _sockets()
         if inode not in spared
     )
+
+
+def stand_in(spared: frozenset[int], ranks: int) -> None:
+    """
+    End the waits of gloo for connections of other ranks: connect to each listening socket of gloo
+    in the place of up to `ranks` ranks, and disconnect. A waiting call of gloo then raises an
+    exception, as if the other rank had ended. Leave out the sockets whose inode numbers are in
+    `spared`.
+
+    Can be called on any thread, and repeatedly.
+    """
+    for fd, inode in _sockets():
+        found = None if inode in spared else _tcp_connection(fd)
+        if found is None:
+            continue
+        listener, close_on_exec = found
+        with listener, suppress(OSError):
+            if not close_on_exec and _listens(listener) and _reuses(listener):
+                for pair in range(ranks):
+                    _come_and_go(listener, pair)
+
+
+def _come_and_go(listener: socket.socket, pair: int) -> None:
+    with socket.socket(listener.family) as connection:
+        connection.settimeout(_CONNECTED)
+        connection.connect(listener.getsockname())
+        connection.sendall(_PAIR.pack(pair))
 
 
 def is_cut(fd: int, spared: frozenset[int]) -> bool:
@@ -82,6 +122,10 @@ def _sockets() -> Iterator[tuple[int, int]]:
             yield int(entry), found.st_ino
 
 
+def _reuses(listener: socket.socket) -> bool:
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+
+
 def _listens(connection: socket.socket) -> bool:
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
@@ -96,8 +140,7 @@ def _cut_one(fd: int, inode: int, store_port: int, *, listening: bool) -> bool:
             if os.fstat(connection.fileno()).st_ino != inode:
                 return False
             if _listens(connection):
-                reuses = connection.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-                if close_on_exec or reuses or not listening:
+                if close_on_exec or _reuses(connection) or not listening:
                     return False
             elif close_on_exec and connection.getpeername()[1] != store_port:
                 return False

@@ -7,12 +7,15 @@ import fcntl
 import socket
 import threading
 from contextlib import ExitStack, closing
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from tft_pytorch import device
 from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
-from tft_pytorch.sockets import census, cut
+from tft_pytorch.sockets import census, cut, stand_in
+from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
 
 NOT_A_STORE = 1
 
@@ -84,3 +87,37 @@ def test_an_abort_is_not_awaited_before_sockets_are_cut(
         assert groups._aborting is not None
         groups._aborting.join(20)
         assert not groups._aborting.is_alive()
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_wait_for_a_rank_that_never_connects_is_ended(
+    monkeypatch: pytest.MonkeyPatch, spared: frozenset[int], waiting: int
+) -> None:
+    """When a rank waits in a collective of gloo for another one that has not connected to it, then
+    the wait ends. One of the two connects, and the other one waits until it has done so."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    store, groups = HashStore(), {}
+
+    def form(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(minutes=30))
+
+    forming = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
+    for each in forming:
+        each.start()
+    for each in forming:
+        each.join(20)
+    errors: list[RuntimeError] = []
+
+    def wait() -> None:
+        try:
+            groups[waiting].barrier().wait()  # type: ignore[attr-defined]  # of the base class
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not errors and thread.is_alive():
+        cut(spared, NOT_A_STORE)
+        stand_in(spared, 2)
+        thread.join(0.05)
+    assert errors
