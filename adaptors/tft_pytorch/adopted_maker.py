@@ -166,7 +166,13 @@ class AdoptedMaker:
         replicas = self._replicas
         if replicas is not None:
             replicas.regroup()
-        built = self.made.model if self._wrap is None else self._wrap()
+        built = self.made.model
+        if self._wrap is not None:
+            # The function may use streams of its own, as Lightning does. The constructor of DDP
+            # reads and writes the parameters there, and DDP's buckets use the same memory next.
+            self.devices.synchronize()
+            built = self._wrap()
+            self.devices.synchronize()
         self.wrappers.settle(built)
         waiting_time.watch(built)
         if replicas is not None:

@@ -176,6 +176,8 @@ class FactoryMaker:
         with undisturbed():
             made = self._make()
         parts = Parts(made)
+        # the function may have used streams of its own, whose work must not overwrite what comes
+        self.devices.synchronize()
         if kept:
             held = list(kept.values())
             parts.fill(held)

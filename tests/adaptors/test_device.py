@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,13 @@ class Module:
 
     def __init__(self) -> None:
         self.states = {0: bytes(16), 1: bytes(16)}
+        self.calls: list[str] = []
+
+    def synchronize(self, place: Any) -> None:
+        """
+        Note that somebody waits for a device.
+        """
+        self.calls.append(f"wait for {_index(place)}")
 
     def get_rng_state(self, place: Any = "cuda") -> torch.Tensor:
         """
@@ -97,12 +105,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
     return made
 
 
-def on_second() -> StateStore:
+def on_second(wrap: Callable[[], object] | None = None) -> StateStore:
     """
     Return the adopted state of a model on the second device.
     """
     model = nn.Linear(3, 3)
-    state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = adopt({"model": model, "optimizer": optimizer}, wrap)
     for name in ("weight", "bias"):
         setattr(model, name, nn.Parameter(torch.zeros(3).as_subclass(Elsewhere)))
     state._local_state.learn(model)
@@ -120,6 +129,14 @@ def test_the_generator_of_the_device_that_has_the_model_is_kept(module: Module) 
     state.rollback(captured)
     assert module.draw(1) == drawn
     assert module.states[0] == current
+
+
+def test_wrapper_is_used_when_the_device_has_made_it(module: Module) -> None:
+    """When a wrapper is built, then the devices have done their work before and after. Lightning
+    builds DDP on a stream of its own, whose work could otherwise meet that of other streams."""
+    state = on_second(lambda: module.calls.append("wrap"))
+    state.rebuild()
+    assert module.calls == ["wait for 1", "wrap", "wait for 1"]
 
 
 def test_digests_see_the_generator_of_the_device(module: Module) -> None:
