@@ -54,10 +54,10 @@ class RankLocalState:
             state["consumed"] = self._data.consumed
         return pack(state)
 
-    def rollback(self, local_state: bytes) -> None:
+    def rollback(self, local_state: bytes) -> str | None:
         """
-        Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
-        capture `local_state`.
+        Restore a captured rank-local state. Return a sentence if a part of it was lost. Raises
+        `MalformedMessage` if this adaptor did not capture `local_state`.
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or state.get("form") != _FORM:
@@ -65,12 +65,13 @@ class RankLocalState:
                 "the rank-local state (random generators, data position) that tft wants to restore "
                 "was not captured by the adaptor megatron"
             )
-        self._torch.rollback(state["torch"])
+        lost = self._torch.rollback(state["torch"])
         tracker = _tracker()
         present = tracker.get_states()
         tracker.set_states(
             {name: _as(present.get(name), kept) for name, kept in state["tracker"].items()}
         )
+        return lost
 
     def set_aside(self, training: Training) -> Callable[[], None]:
         """

@@ -156,14 +156,15 @@ class Adopted:
         """
         return self._local_state.set_aside(self.training)
 
-    def rollback(self, local_state: bytes) -> None:
+    def rollback(self, local_state: bytes) -> str | None:
         """
         Restore a captured rank-local state and the modes of the modules, and drop the gradients.
+        Return a sentence if a part of the state was lost.
 
         Also reset the routers' counts of tokens, and forget the optimizer step that was
         interrupted.
         """
-        self._local_state.rollback(local_state)
+        lost = self._local_state.rollback(local_state)
         # all ranks have begun together, because `rebuild` comes before every rollback
         self._stands = True
         forget_counts(self.training)
@@ -172,6 +173,7 @@ class Adopted:
         for chunk in self.training.chunks:
             chunk.zero_grad_buffer()
         self.training.optimizer.zero_grad()
+        return lost
 
     def generators(self) -> dict[str, str]:
         """

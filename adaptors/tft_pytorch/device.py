@@ -119,6 +119,16 @@ class Devices:
         """
         return self.answer() is True
 
+    def at_rest(self) -> bool:
+        """
+        Return whether the work in the current streams of the calling thread is done, so that their
+        results can be read without a wait.
+        """
+        # a device that reports an error here reports it again in the call that reads from it
+        with suppress(RuntimeError):
+            return all(self._module.current_stream(place).query() for place in self._elsewhere)
+        return False
+
     def answer(self) -> bool | None:
         """
         Return whether the devices have no work to do, or None if they do not answer in time. Can be

@@ -10,7 +10,7 @@ torch's native kernels change running statistics without counting.
 """
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,10 @@ stored in the rank-local state outlive the process.
 
 The shared memory for the rank-local state has 256 KiB. The rest of the shared memory is for the
 random generators (5 KiB) and the user's data position. ResNet-50 has 208 KiB of moving buffers.
+
+Buffers on a device are stored when the device is at rest, as it is at both edges of an update
+window. Before, a copy would wait for the device. Nobody needs such an early copy, because on a device
+no rank opens its window before all ranks have come to theirs.
 """
 
 _KEPT = 4
@@ -111,14 +115,16 @@ class RunningBuffers:
             tensor = self._tensor(index)
             seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
 
-    def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
+    def copy(
+        self, *, closing: bool, room: int = INLINE, at_rest: Callable[[], bool] = lambda: True
+    ) -> dict[str, object] | None:
         """
         Return a copy of the present content of the moving buffers (those that the forward pass
         changes), as plain values for `restore`. Return None if no buffer moves.
 
         Pass `closing=True` when a step is complete: `rewind` then restores this copy. `room` is the
         most bytes of content in the result. Larger content stays in this process, and the result
-        only refers to it.
+        only refers to it. So does content on a device for which `at_rest` returns False.
         """
         if not self._slots:
             return None
@@ -129,7 +135,7 @@ class RunningBuffers:
         present = self._present(indices)
         if not present:
             return None
-        copy = self._inline(present, room)
+        copy = self._inline(present, room, at_rest)
         if copy is None:
             self._count += 1
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
@@ -143,7 +149,7 @@ class RunningBuffers:
         self._begun = True
         return copy
 
-    def again(self, copy: object, room: int) -> object:
+    def again(self, copy: object, room: int, at_rest: Callable[[], bool]) -> object:
         """
         Return a new copy of the buffers at the end of a step. `copy` is the copy that was made when
         the update window of the same step closed. Since then the tail of the step may have changed
@@ -154,7 +160,7 @@ class RunningBuffers:
         """
         if not isinstance(copy, dict) or "bytes" not in copy:
             return copy
-        return self.copy(closing=True, room=room)
+        return self.copy(closing=True, room=room, at_rest=at_rest)
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
@@ -181,15 +187,16 @@ class RunningBuffers:
                 found[name] = not moving.isdisjoint(endings)
         return found
 
-    def restore(self, copy: object) -> None:
+    def restore(self, copy: object) -> str | None:
         """
         Restore the content to which `copy` refers. `copy` was made in this process, or in the
         earlier process of this rank.
 
         If the content was too large and stayed in the earlier process, the content is lost. Then
-        keep the present content, which has come from another rank together with the shard. Raises
-        `MalformedMessage` if `copy` cannot be read.
+        keep the present content, which has come from another rank together with the shard, and
+        return a sentence that says so. Raises `MalformedMessage` if `copy` cannot be read.
         """
+        lost = None
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
@@ -212,11 +219,13 @@ class RunningBuffers:
                     tensor.copy_(content)
             else:
                 self._keep(present, copy["kept"])
+                lost = _lost([self._names[index] for index, _ in present])
         self._settled = copy
         self._begun = True
         self.rest()
         if self._still is None and self._slots:
             self._copy_still(at)
+        return lost
 
     def rewind(self) -> None:
         """
@@ -284,18 +293,31 @@ class RunningBuffers:
             ):
                 self._moving.add(index)
 
-    def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
+    def _inline(
+        self, present: list[tuple[int, Tensor]], room: int, at_rest: Callable[[], bool]
+    ) -> dict[str, object] | None:
         size = 0
-        views: list[memoryview] = []
-        for index, tensor in present:
+        for _, tensor in present:
             size += tensor.nbytes
-            if size > room or not in_place(tensor):
+            if size > room:
                 return None
-            known = self._views.get(index)
-            if known is None or known[0] is not tensor:
-                known = self._views[index] = tensor, flat_bytes(tensor)
-            views.append(known[1])
+        on_device = [tensor for _, tensor in present if tensor.device.type != "cpu"]
+        if on_device and not at_rest():
+            return None
+        copied = _bytes_of(on_device)
+        views = [
+            self._view(index, tensor) if tensor.device.type == "cpu" else next(copied)
+            for index, tensor in present
+        ]
         return {"at": [index for index, _ in present], "bytes": b"".join(views)}
+
+    def _view(self, index: int, tensor: Tensor) -> memoryview:
+        if not in_place(tensor):
+            return flat_bytes(tensor.detach().contiguous())
+        known = self._views.get(index)
+        if known is None or known[0] is not tensor:
+            known = self._views[index] = tensor, flat_bytes(tensor)
+        return known[1]
 
     def _keep(self, present: list[tuple[int, Tensor]], token: bytes) -> dict[str, object]:
         self._kept[token] = [tensor.detach().clone() for _, tensor in present]
@@ -304,6 +326,31 @@ class RunningBuffers:
             if oldest != settled:
                 del self._kept[oldest]
         return {"at": [index for index, _ in present], "kept": token}
+
+
+def _lost(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"the buffer {names[0]}{more} of the lost process changes in the forward pass, and could not "
+        f"be kept outside of it (at most {INLINE // 1024} KiB can): its content is now that of the "
+        "rank that the state was copied from"
+    )
+
+
+def _bytes_of(tensors: list[Tensor]) -> Iterator[memoryview]:
+    """
+    Yield the bytes of each tensor. All tensors of one device are copied to the host together.
+    """
+    flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+    hosts = {
+        place: torch.cat([each for each in flat if each.device == place]).cpu()
+        for place in {each.device for each in flat}
+    }
+    ends = dict.fromkeys(hosts, 0)
+    for each in flat:
+        begin = ends[each.device]
+        ends[each.device] = begin + each.numel()
+        yield flat_bytes(hosts[each.device][begin : begin + each.numel()])
 
 
 def _device(tensor: Tensor | None, seen: _Seen) -> torch.device:

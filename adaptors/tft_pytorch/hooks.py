@@ -184,10 +184,10 @@ class TorchHooks(Generic[State]):
         return state.backups.give(shard, step) if kept else state.give(shard)
 
     @hookimpl
-    def tft_rollback(self, local_state: bytes, step: int) -> None:
+    def tft_rollback(self, local_state: bytes, step: int) -> str | None:
         state = self._hooks.state()
         state.backups.drop_after(step)
-        state.rollback(local_state)
+        return state.rollback(local_state)
 
     # ------------------------------------------------------------ groups
 

@@ -142,7 +142,9 @@ class RankLocalState:
         extra, size = self.extra.noted(closing=closing)
         if extra is not None:
             state["extra"] = extra
-        buffers = self.running.copy(closing=closing, room=INLINE - size)
+        buffers = self.running.copy(
+            closing=closing, room=INLINE - size, at_rest=self._devices.at_rest
+        )
         if buffers is not None:
             state["buffers"] = buffers
         gradients = self.gradients.noted
@@ -204,7 +206,7 @@ class RankLocalState:
         otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
         extra, size = self.extra.noted(closing=True)
-        buffers = self.running.again(self._left[2], INLINE - size)
+        buffers = self.running.again(self._left[2], INLINE - size, self._devices.at_rest)
         gradients = self.gradients.ended() if tail else None
         left = (self.modes.noted(closing=True), extra, buffers, gradients)
         if left == self._left or not self._closed:
@@ -214,10 +216,10 @@ class RankLocalState:
         rest = {name: kept for name, kept in closed.items() if name not in now}
         return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
 
-    def rollback(self, local_state: bytes) -> None:
+    def rollback(self, local_state: bytes) -> str | None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
-        zero. All other gradients are dropped.
+        zero. All other gradients are dropped. Return a sentence if a part of the state was lost.
 
         Raises `MalformedMessage` if the adaptor `pytorch` did not capture `local_state`.
         """
@@ -235,10 +237,11 @@ class RankLocalState:
             self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
-            self.running.restore(state.get("buffers"))
+            lost = self.running.restore(state.get("buffers"))
         self.extra.put_back(state.get("extra"))
         self.modes.put_back(state.get("modes"))
         self.gradients.put_back(state.get("gradients"))
+        return lost
 
     def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked from bytes
         self._generator.set_state(_byte_tensor(state["torch"]))

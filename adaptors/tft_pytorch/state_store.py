@@ -254,21 +254,22 @@ class StateStore:
 
         return done
 
-    def rollback(self, local_state: bytes) -> None:
+    def rollback(self, local_state: bytes) -> str | None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
-        zero. All other gradients are dropped.
+        zero. All other gradients are dropped. Return a sentence if a part of the state was lost.
 
         Each `GradScaler` also forgets how far it has come in the interrupted step. The noted losses
         and gradient norms are dropped. They come from the interrupted step, or from backward passes
         that tft ran to free and to build wrappers.
         """
         step_numbers.watch.forget()
-        self._local_state.rollback(local_state)
+        lost = self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
         # a further incident may come before this rank completes a step
         self._settings.note()
+        return lost
 
     def skip(self, batches: int) -> None:
         """

@@ -45,6 +45,7 @@ class Module:
     def __init__(self) -> None:
         self.states = {0: bytes(16), 1: bytes(16)}
         self.calls: list[str] = []
+        self.at_rest = True
 
     def synchronize(self, place: Any) -> None:
         """
@@ -63,6 +64,12 @@ class Module:
         Set the state of a device, by default the current one.
         """
         self.states[_index(place)] = state.numpy().tobytes()
+
+    def current_stream(self, place: Any) -> SimpleNamespace:
+        """
+        Return the stream of a device, which tells whether it has done its work.
+        """
+        return SimpleNamespace(query=lambda: self.at_rest)
 
     def draw(self, place: int) -> bytes:
         """
@@ -137,6 +144,25 @@ def test_wrapper_is_used_when_the_device_has_made_it(module: Module) -> None:
     state = on_second(lambda: module.calls.append("wrap"))
     state.rebuild()
     assert module.calls == ["wait for 1", "wrap", "wait for 1"]
+
+
+def test_successor_gets_the_buffers_of_the_device_of_the_dead_process(module: Module) -> None:
+    """When the forward pass changes buffers on a device, then a successor has those of the dead
+    process. While the device computes, a capture does not wait for it, and only refers to them."""
+
+    def rank(running: float) -> tuple[StateStore, list[torch.Tensor]]:
+        model = nn.BatchNorm1d(2)
+        for name, buffer in list(model.named_buffers()):
+            model._buffers[name] = (buffer + running).as_subclass(Elsewhere)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return adopt({"model": model, "optimizer": optimizer}, None), list(model.buffers())
+
+    (dead, buffers), (successor, came) = rank(3), rank(5)
+    for at_rest, expected in (False, came), (True, buffers):
+        module.at_rest = at_rest
+        lost = successor.rollback(dead.capture(closing=True))
+        assert bool(lost) != at_rest
+        assert [each.tolist() for each in came] == [each.tolist() for each in expected]
 
 
 def test_digests_see_the_generator_of_the_device(module: Module) -> None:

@@ -598,13 +598,14 @@ def test_successor_gets_the_small_buffers_of_the_dead_process() -> None:
 def test_successor_keeps_the_large_buffers_that_came_with_the_shard() -> None:
     """When the rank-local state of a dead process refers to buffer copies that were lost with it,
     then the successor keeps the buffers that came with the shard. Further rollbacks restore these
-    buffers."""
+    buffers. The first rollback says that the buffers of the dead process were lost."""
     dead, successor = Trainee(INLINE), Trainee(INLINE)
     local_state = dead.train(2)
     came = successor.buffers()
 
-    for _ in range(3):
-        successor.state.rollback(local_state)
+    for number in range(3):
+        lost = successor.state.rollback(local_state)
+        assert ("the buffer total and 4 more" in (lost or "")) == (number == 0)
         assert same(successor.buffers(), came)
         successor.forward()
 

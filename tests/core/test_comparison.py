@@ -837,6 +837,24 @@ def test_report_says_once_which_loops_draw_random_numbers_in_the_tail() -> None:
     assert job.reports()[0]["inexact"] == ["ranks [0, 2]: the loop draws"]
 
 
+def test_report_says_what_a_rollback_could_not_restore() -> None:
+    """When a part of the rank-local state of a replaced rank was lost, then the report of this
+    incident says what was lost, and the report of the next one does not."""
+    job = trained()
+    job.ranks[2].loop.lost = "its buffers are those of rank 1"
+    job.kill(3)
+    job.settle()
+    job.ranks[2].loop.lost = ""
+    job.train()
+    job.kill(3)
+    job.settle()
+    job.train()
+    assert [each["inexact"] for each in job.reports()] == [
+        ["rank 2: its buffers are those of rank 1"],
+        [],
+    ]
+
+
 def test_later_answer_does_not_remove_a_reported_draw_in_the_tail() -> None:
     """When a rank reports that its loop draws random numbers in the tail, then a later answer
     without that remark does not remove the remark from the report."""

@@ -433,7 +433,7 @@ def test_answer_contains_all_facts_that_the_training_thread_reports() -> None:
         position=Position(step=3, window=True), held=3, backups=(1, 2),
         files=(SavedFile(name="f", size=1, digest="d"),), verdict="isolate", finding="lamps",
         local_state={3: "00"}, digests={"dense": {"model": "d"}}, compared=0.5, line="train.py:7",
-        odd={1: "it is away"}, inexact=("a metric",), tails=True, began=1.5, at=2.5,
+        odd={1: "it is away"}, lost="a buffer", inexact=("a metric",), tails=True, began=1.5, at=2.5,
     )  # fmt: skip
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(incident=2, round=3), 1.0)

@@ -23,7 +23,7 @@ rank's process: 0 for the first, one more for each replacement.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 13
+VERSION = 14
 """The version of the protocol. Increase this number when the fields of a message change. A message
 from a process with another version is refused with an error."""
 
@@ -229,6 +229,9 @@ class Answered:
     odd: dict[int, str] = field(default_factory=dict)
     """For `fetch`: the ranks that did not deliver a shard as needed, each with a text that says
     what went wrong. The rank that answers has fetched the shard from other ranks."""
+    lost: str = ""
+    """For `rollback`: what of the rank-local state was lost, so that it could not be restored, as a
+    sentence. Empty: everything was restored."""
     inexact: tuple[str, ...] = ()
     """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
     such as code in the tail that draws random numbers."""

@@ -174,9 +174,11 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_rollback(self, local_state: bytes, step: int) -> None:
+    def tft_rollback(self, local_state: bytes, step: int) -> str | None:
         """
-        Restore the rank-local state `local_state`, and drop the gradients.
+        Restore the rank-local state `local_state`, and drop the gradients. Return None, or a
+        sentence that says what was lost and could not be restored. The report of the incident has
+        this sentence, and does not call the training exact.
 
         `local_state` is a result of `tft_capture` in this process, or in an earlier process of this
         rank. All ranks continue from the end of `step`. Drop the copies of later steps that

@@ -49,7 +49,7 @@ class TrainingState(Protocol):
 
     def capture(self, *, closing: bool) -> bytes: ...
 
-    def rollback(self, local_state: bytes) -> None: ...
+    def rollback(self, local_state: bytes) -> str | None: ...
 
     def skip(self, batches: int) -> None: ...
 
@@ -109,8 +109,8 @@ class StateHooks(Generic[State]):
         return self.state().capture(closing=closing)
 
     @hookimpl
-    def tft_rollback(self, local_state: bytes) -> None:
-        self.state().rollback(local_state)
+    def tft_rollback(self, local_state: bytes) -> str | None:
+        return self.state().rollback(local_state)
 
     @hookimpl
     def tft_skip(self, batches: int) -> None:

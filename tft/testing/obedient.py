@@ -98,6 +98,8 @@ class ScriptedLoop:
     inexact: tuple[str, ...] = ()
     """Sentences about actions of the loop in its tails that an incident cannot undo or repeat
     exactly."""
+    lost: str = ""
+    """A sentence about rank-local state that a rollback of this rank could not restore."""
     done: bool = False
     """True when the training function of the script has returned."""
     announce: bool = False
@@ -351,6 +353,7 @@ class ScriptedRank:
             else {},
             line=self.loop.line if self.loop.tail and name == "stop" else "",
             odd=self.state.odd if name == "fetch" else {},
+            lost=self.loop.lost if name == "rollback" else "",
             inexact=self.loop.inexact,
             tails=self.loop.tails,
             began=at,

@@ -77,6 +77,7 @@ class Work:
     """The time in seconds that the computation of `digests` took."""
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
 
 
 class SessionState(Protocol):
@@ -206,7 +207,7 @@ class Hands:
                     self._hold(self._promised)
                     self._promised = None
             case Rollback():
-                self._rollback(order)
+                return Work(lost=self._rollback(order))
             case Check():
                 return self._checked(order)
             case Save():
@@ -345,20 +346,24 @@ class Hands:
         kept = self._page.local_states()
         return Work(local_state={step: captured.hex() for step, captured in kept.items()})
 
-    def _rollback(self, order: Rollback) -> None:
+    def _rollback(self, order: Rollback) -> str:
+        """
+        Restore the rank-local state. Return a sentence if a part of it was lost.
+        """
         local_state = self._local_state(order)
         # `_hold` also marks the tail of the step as complete, because all ranks return to the end
         # of the step
         self._hold(order.step)
         self._page.forget_after(order.step, (order.incident, order.round))
         self._saving.give_up(self._state.checkpoints, order.step)
-        self._hook.tft_rollback(local_state=local_state, step=order.step)
+        lost = self._hook.tft_rollback(local_state=local_state, step=order.step)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
             # the state after the skip is not captured: a repeated rollback must return to the state
             # before the skip, and then skip again
             self._hook.tft_skip(batches=order.skip)
+        return lost or ""
 
     def _checked(self, order: Check) -> Work:
         result = self._check(order.name)

@@ -699,6 +699,7 @@ class Session:
             compared=work.compared,
             line=work.line,
             odd=work.odd,
+            lost=work.lost,
             inexact=self._loop.inexact,
             tails=self._loop.tails,
             began=began,

@@ -106,6 +106,10 @@ class Acknowledgements:
                 rank_state.holdings.replaced()
             case "rollback":
                 note_capture(self._job, rank_state)
+                if message.lost:
+                    why = f"rank {rank_state.rank}: {message.lost}"
+                    reservation = message.position.step, why
+                    self._job.incident.exactness.reservations.append(reservation)
             case _:
                 pass
 

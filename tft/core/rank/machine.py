@@ -367,6 +367,7 @@ class RankMachine:
                     compared=event.compared,
                     line=event.line,
                     odd=event.odd,
+                    lost=event.lost,
                     inexact=event.inexact,
                     tails=event.tails,
                     began=began,

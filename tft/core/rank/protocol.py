@@ -113,6 +113,7 @@ class Done:
     compared: float = 0.0
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
     inexact: tuple[str, ...] = ()
     tails: bool = False
     began: float
