@@ -6,6 +6,9 @@ Rows over gloo share one device. Rows over the device's own backend, such as ncc
 each rank. NCCL shares a device if it takes the ranks for ranks of several hosts (`sharing.py`).
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,16 @@ LEFT_BEHIND = 64 * 2**20
 """Less memory of the device than this, in bytes, is left behind by 20 incidents."""
 COUNTED = 5
 """The elements of the all-reduce that a rank skips."""
+FORKED = """
+import os, sys
+from importlib import import_module
+import_module(sys.argv[1]).preload()
+if not (child := os.fork()):
+    import torch
+    os._exit(int(torch.ones(3, device=torch.accelerator.current_accelerator()).sum()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""A process that imports what ranks need, and whose fork computes on the device and exits with 3."""
 over_nccl = pytest.mark.skipif(not torch.cuda.is_available(), reason="this row is about NCCL")
 
 pytestmark = [pytest.mark.skipif(not DEVICES, reason=NONE), pytest.mark.timeout(900)]
@@ -345,3 +358,15 @@ def test_digests_cover_the_generator_of_the_device(calm: Calm) -> None:
     assert all(final["rng"] != final["rng, later"] for final in finals.values())
     assert finals[0]["generator of the device"] != finals[1]["generator of the device"]
     assert finals[0]["weights"] == finals[1]["weights"]
+
+
+@pytest.mark.parametrize("adaptor", ["tft_pytorch", "tft_torchtitan", "tft_transformers"])
+def test_a_process_is_forked_after_the_imports_and_uses_the_device(adaptor: str) -> None:
+    """When a process has imported what an adaptor imports early, then it has not touched the device:
+    a process that is forked from it can use it."""
+    pytest.importorskip("transformers" if adaptor == "tft_transformers" else "torch")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, f"{adaptor}.preload"],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "3", done.stdout + done.stderr
