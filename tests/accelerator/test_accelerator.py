@@ -19,6 +19,7 @@ import torch
 from tests.e2e.jobs import ROOT, Outcome, identical, run, run_once
 
 SCRIPT = ROOT / "tests" / "accelerator" / "train.py"
+SHARDED = ROOT / "tests" / "accelerator" / "sharded.py"
 DEVICES = torch.accelerator.device_count()
 NONE = "there is no accelerator on this machine: run `make test-accelerator` on one that has one"
 FAULTS = (
@@ -72,9 +73,8 @@ def trained(
     """
     code, options = how.pop("code", 0), how.pop("options", ())
     chaos = [word for spec in specs for word in ("--chaos", spec)]
-    outcome = run(
-        where, *options, *chaos, script=SCRIPT, arguments=arguments, nproc=world, limit=300, **how
-    )
+    how = {"script": SCRIPT, "limit": 300, **how}
+    outcome = run(where, *options, *chaos, arguments=arguments, nproc=world, **how)
     assert outcome.code == code, outcome.output
     return outcome
 
@@ -173,6 +173,19 @@ def test_ranks_are_lost_while_nccl_connects_them(tmp_path: Path, calm: Calm) -> 
     identical(outcome, calm(3, *arguments))
     assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry", "recover"]
     assert [i["processes_started"] for i in outcome.incidents] == [1, 0, 1]
+
+
+@over_nccl
+@pytest.mark.parametrize("layout", ["fsdp", "tensor"])
+def test_parts_of_a_model_recover_over_nccl(tmp_path: Path, layout: str) -> None:
+    """When four ranks hold a model in two parts, and ranks are killed in each phase, then the parts
+    come from the other holders, and the state is that of the undisturbed job."""
+    arguments = ("--layout", layout)
+    phases = ("forward", "backward", "update", "between")
+    specs = [f"kill:rank={n},step={4 + 6 * n},phase={phase}" for n, phase in enumerate(phases)]
+    disturbed = trained(tmp_path / "own", 4, *specs, arguments=arguments, script=SHARDED)
+    identical(disturbed, trained(tmp_path / "calm", 4, arguments=arguments, script=SHARDED))
+    assert [i["strategy"] for i in disturbed.incidents] == ["recover"] * len(phases)
 
 
 @over_nccl
