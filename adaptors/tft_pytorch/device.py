@@ -17,8 +17,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -345,40 +345,38 @@ def tell_unseen(devices: Devices) -> None:
 
 def groups() -> list[dist.ProcessGroup]:
     """
-    Return all process groups of this process, the newest first.
+    Return all process groups of this process.
     """
-    # torch appends each new group to the dict `pg_names`
-    return list(reversed(distributed_c10d._world.pg_names))
+    return list(distributed_c10d._world.pg_names)
 
 
-def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
+def abort(aborted: Iterable[dist.ProcessGroup]) -> None:
     """
-    Abort the groups `aborted`, in this order. Return when all of them are aborted, which may take
-    seconds.
+    Abort the groups `aborted`, all at the same time. Return when all of them are aborted, which may
+    take seconds.
 
-    With NCCL the aborts must be inside one NCCL group call. Otherwise the aborts can wait for each
-    other (torch's issue 119797).
+    The abort of a group waits until the device has left its collectives. They can stand in the queue
+    of the device behind a collective of another group, which ends only when that group is aborted.
+    NCCL's group call is no help, because torch aborts on a thread of its own (issue 119797).
     """
-    with _group_call(devices):
-        for group in aborted:
-            with suppress(RuntimeError):  # the process group may be destroyed already
-                group.abort()
+    begun, rest = [], []
+    for group in aborted:
+        thread = threading.Thread(target=_abort, args=(group,), name="tft-abort", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads
+            rest.append(group)
+        else:
+            begun.append(thread)
+    for group in rest:
+        _abort(group)
+    for thread in begun:
+        thread.join()
 
 
-@contextmanager
-def _group_call(devices: Devices) -> Iterator[None]:
-    backend: Any = None  # Any: the method `_group_start` of NCCL's backend has no type
-    if dist.group.WORLD is not None:
-        with suppress(RuntimeError):
-            backend = dist.group.WORLD._get_backend(devices.places[0])
-    if not hasattr(backend, "_group_start"):
-        yield
-        return
-    backend._group_start()
-    try:
-        yield
-    finally:
-        backend._group_end()
+def _abort(group: dist.ProcessGroup) -> None:
+    with suppress(RuntimeError):  # the process group may be destroyed already
+        group.abort()
 
 
 def discard(devices: Devices) -> None:
@@ -396,7 +394,7 @@ def discard(devices: Devices) -> None:
 
 
 def _discard(devices: Devices) -> None:
-    abort(groups(), devices)
+    abort(groups())
     with suppress(AssertionError):  # torch raises AssertionError if there is no default group
         distributed_c10d._abort_process_group()
 

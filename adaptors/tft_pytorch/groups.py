@@ -59,11 +59,9 @@ cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
 """If a group that is being formed is given up, its connections are cut again and again, because new
-connections are made all the time. The value is the number of seconds between two cuts."""
-
-
-_ABORT_BEGINS = 0.02
-"""Seconds after which an abort has reached all communicators of the process."""
+connections are made all the time. The first collective of a device's group makes connections, too, so
+they are also cut while an abort lasts. The value is the number of seconds between two cuts, and before
+the first one in an abort: after this time, the abort has reached all groups."""
 
 
 class Groups:
@@ -99,7 +97,6 @@ class Groups:
         """True if `device.tell_unseen` was called. That function must print its warning only
         once."""
         self._aborting: threading.Thread | None = None
-        self._abort_began = 0.0
         self._looking = threading.Lock()
         """Held while another thread looks at the groups, and while `clear` drops them: the other
         thread must not hold the last reference to a group, because it would then wait for the
@@ -286,14 +283,14 @@ class Groups:
         if self._left is not None or self._devices.asynchronous:
             stand_in(spared, self._world)
 
-    def _keep_cutting(self, left: threading.Event, spared: frozenset[int], port: int) -> None:
-        while not left.wait(_CUT_AGAIN):
-            self._cut(spared, port)
+    def _keep_cutting(self, over: threading.Event, spared: frozenset[int], port: int) -> None:
+        while not over.wait(_CUT_AGAIN):
+            self._cut_present(spared, port)
 
     def _abort(self, spared: frozenset[int], port: int) -> None:
         """
         Abort the groups of the devices on another thread, because an abort takes time. Cut the
-        connections of this process's groups shortly after the abort has begun.
+        connections of this process's groups while the abort lasts.
 
         If the connections were cut before the abort, other ranks would see errors in collectives
         that they could still complete. Once the abort has begun, no collective with this rank can
@@ -313,23 +310,23 @@ class Groups:
                     name="tft-abort",
                     daemon=True,
                 )
-                self._abort_began = monotonic()
                 self._aborting.start()
-        if not began and monotonic() - self._abort_began > ABORT_LIMIT:
-            self._cut(spared, port)
 
     def _abort_and_cut(
         self, groups: list[dist.ProcessGroup], spared: frozenset[int], port: int
     ) -> None:
-        begun = threading.Timer(_ABORT_BEGINS, self._cut_present, args=(spared, port))
-        begun.daemon = True
-        if self._devices.blocks_in_accept:
-            with suppress(RuntimeError):  # the system has no more threads: the abort is slower
-                begun.start()
+        over = threading.Event()
+
+        def cut_meanwhile() -> None:
+            if self._devices.blocks_in_accept or not over.wait(ABORT_LIMIT):
+                self._keep_cutting(over, spared, port)
+
+        with suppress(RuntimeError):  # the system has no more threads: the abort is slower
+            threading.Thread(target=cut_meanwhile, name="tft-cut", daemon=True).start()
         try:
-            device.abort(groups, self._devices)
+            device.abort(groups)
         finally:
-            begun.cancel()
+            over.set()
             self._cut_present(spared, port)
 
     def _cut_present(self, spared: frozenset[int], port: int) -> None:

@@ -250,7 +250,7 @@ def test_a_slow_abort_does_not_cut_the_connections_of_later_groups(
     """
     begun, goes_on, cuts = threading.Event(), threading.Event(), []
 
-    def abort(groups: object, devices: object) -> None:
+    def abort(groups: object) -> None:
         begun.set()
         assert goes_on.wait(30)
 
@@ -304,11 +304,27 @@ def test_collectives_of_a_device_are_counted_beside_gloo(monkeypatch: pytest.Mon
             groups.synchronize(closing=True)
 
 
-def test_groups_are_aborted_from_the_newest_to_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a process has more than ten groups, then the group that was made last comes first."""
-    made = {dist.ProcessGroup(HashStore(), 0, 1): str(name) for name in range(12)}
-    monkeypatch.setattr(distributed_c10d, "_pg_names", made)
-    assert [made[group] for group in device.groups()] == [str(name) for name in reversed(range(12))]
+def test_groups_whose_aborts_wait_for_each_other_are_aborted() -> None:
+    """When the abort of a group waits until that of another one has begun, then both are aborted."""
+    both = threading.Barrier(2, timeout=20)
+    groups: list[Any] = [SimpleNamespace(abort=both.wait) for _ in range(2)]
+    device.abort(groups)
+    assert not both.broken
+
+
+def test_groups_are_aborted_without_further_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system has no more threads, then groups are aborted one after the other."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    aborted: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    groups: list[Any] = [
+        SimpleNamespace(abort=lambda n=number: aborted.append(n)) for number in range(2)
+    ]
+    device.abort(groups)
+    assert aborted == [0, 1]
 
 
 def test_groups_that_cannot_be_discarded_are_not_taken_for_discarded(
@@ -316,7 +332,7 @@ def test_groups_that_cannot_be_discarded_are_not_taken_for_discarded(
 ) -> None:
     """When the abort of the groups fails, then discarding them fails with the same error."""
 
-    def abort(groups: object, devices: object) -> None:
+    def abort(groups: object) -> None:
         raise RuntimeError("the communicator cannot be reached")
 
     monkeypatch.setattr(device, "abort", abort)
