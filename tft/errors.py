@@ -10,6 +10,7 @@ All errors that tft raises, sorted by the side that causes them.
     │   ├── MalformedMessage
     │   ├── TransferFailed
     │   └── OrderRefused
+    │       └── StateChanged
     ├── CheckpointCorrupt     the disk: a checkpoint is not as it was written
     ├── StoryCorrupt          the disk: the record of a run is not as it was written
     └── InternalError         tft itself: please report it
@@ -75,6 +76,13 @@ class TransferFailed(PeerError):
 class OrderRefused(PeerError):
     """
     The process that received an order cannot carry it out.
+    """
+
+
+class StateChanged(OrderRefused):
+    """
+    An order that must not change the training state has changed it, so this rank has no complete
+    state any more.
     """
 
 

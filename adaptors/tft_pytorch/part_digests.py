@@ -4,7 +4,7 @@ compare their copies of a shard. The audit uses them too: it looks for actions o
 that an incident cannot repair.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 
 import xxhash
@@ -44,6 +44,19 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
     found = digest_parts(heads, ((part(each.name), each) for each in payload.buffers))
     differ = {f"{UNSLICED}{name}" for name, differs in own.items() if differs}
     return {part: "" if part in differ else digest for part, digest in found.items()}
+
+
+def model_part(tensors: Mapping[str, Tensor], own: Collection[str]) -> str:
+    """
+    Return the digest of the part `model` of a shard with these tensors, as `shard_parts` computes it.
+    Return an empty text if the shard has no such part.
+    """
+    model = (
+        offered(name, tensor)
+        for name, tensor in tensors.items()
+        if name.startswith("model.") and name not in own
+    )
+    return digest_parts({}, (("model", each) for each in model)).get("model", "")
 
 
 def plain_parts(meta: bytes) -> dict[str, bytes]:

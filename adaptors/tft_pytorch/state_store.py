@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tft.errors import OrderRefused
+from tft.errors import OrderRefused, StateChanged
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages
@@ -26,7 +26,7 @@ from tft_pytorch.device import Devices
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
-from tft_pytorch.part_digests import digest, shard_parts, slice_content
+from tft_pytorch.part_digests import digest, model_part, shard_parts, slice_content
 from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -174,6 +174,9 @@ class StateStore:
         """The content of each shard, while the user's objects do not exist. Empty while the objects
         exist."""
         self._awaited: dict[str, Awaited] = {}
+        self._compared: dict[str, str] = {}
+        """By shard: the digest of the parameters, as they were compared with those of other ranks and
+        as they must be when the wrappers are built. Empty after the next step."""
         if maker.made is not None:
             self._describe()
             self._watch(maker.made)
@@ -225,6 +228,7 @@ class StateStore:
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
+            self._compared.clear()
         return self._local_state.capture(closing=closing)
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
@@ -328,8 +332,10 @@ class StateStore:
         groups. Return the built objects.
 
         The built objects have the same content as before, and reduce gradients in the same order.
+        Raises `StateChanged` if the parameters are not those that were compared with other ranks.
         """
         self.backups.wait()
+        compared, self._compared = self._compared, {}
         self._wrappers.drop()
         if self._passing():
             self._detach()
@@ -339,7 +345,18 @@ class StateStore:
         self._kept = {}
         # do not count the change of all buffers by DDP's constructor as a change by a forward pass
         self._local_state.running.rest()
+        self._refuse_changes(compared)
         return built
+
+    def _refuse_changes(self, compared: Mapping[str, str]) -> None:
+        for shard, before in compared.items():
+            tensors = self.content(shard).tensors
+            if model_part(tensors, self._local_state.running.own(tensors)) != before:
+                raise StateChanged(
+                    f"the parameters of shard {shard!r} have changed while the wrapper of the model "
+                    "was built, although no step was trained: the function that builds it (wrap or "
+                    "make of session.adopt) must not change them"
+                )
 
     def _detach(self) -> None:
         """
@@ -519,6 +536,7 @@ class StateStore:
             self._kept = {name: known[name] for name in self._maker.shards() if name in known}
 
     def _forget(self) -> None:
+        self._compared.clear()
         self._local_state.forget()
         self._settings.forget()
 
@@ -537,7 +555,9 @@ class StateStore:
         """
         # leave out the modes of the modules, because one rank may run an evaluation for all ranks
         content = self.content(shard)
-        return shard_parts(content.payload(), self._local_state.running.own(content.tensors))
+        parts = shard_parts(content.payload(), self._local_state.running.own(content.tensors))
+        self._compared[shard] = parts.get("model", "")
+        return parts
 
     def slices(self, shard: str) -> SliceContent:
         """

@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # i
 )
 
 from tests.adaptors.ranks import Batches
-from tft.errors import MalformedMessage, OrderRefused, UsageError
+from tft.errors import MalformedMessage, OrderRefused, StateChanged, UsageError
 from tft.protocol.codec import pack, unpack
 
 
@@ -678,3 +678,16 @@ def test_gradient_scaler_can_unscale_again_after_a_rollback() -> None:
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
+
+
+def test_wrapper_that_changes_compared_parameters_is_refused() -> None:
+    """When parameters were compared with those of other ranks, and `wrap` changes them, then the
+    rebuild is refused. It is not before they were compared, because DDP may make them equal."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = adopt({"model": model, "optimizer": optimizer}, model.reset_parameters)
+    state.rebuild()
+    state.compare("dense")
+    with pytest.raises(StateChanged, match="must not change them"):
+        state.rebuild()
+    state.rebuild()

@@ -1,5 +1,6 @@
 """
-Ranks that begin with different parameters, which DDP does not make equal.
+Parameters that `wrap` changes, and ranks that begin with different parameters, which DDP does not
+make equal.
 """
 
 from pathlib import Path
@@ -11,17 +12,17 @@ from tests.e2e.jobs import ROOT, Outcome, run
 GPT = ROOT / "examples" / "gpt"
 
 
-def train(tmp_path: Path, wrapper: str) -> Outcome:
+def train(tmp_path: Path, wrapper: str, *options: str, seed: str = "session.rank") -> Outcome:
     """
     Run the example with a seed of its own on each rank, and with this wrapper.
     """
     source = (GPT / "train.py").read_text()
-    source = source.replace("torch.manual_seed(args.seed)", "torch.manual_seed(session.rank)")
+    source = source.replace("torch.manual_seed(args.seed)", f"torch.manual_seed({seed})")
     assert "lambda: DDP(model)" in source
     script = tmp_path / "train.py"
     script.write_text(source.replace("DDP(model)", wrapper))
     return run(
-        tmp_path / "run", script=script, nproc=2, arguments=("--steps", "10"),
+        tmp_path / "run", *options, script=script, nproc=2, arguments=("--steps", "10"),
         environment={"PYTHONPATH": str(GPT)},
     )  # fmt: skip
 
@@ -47,3 +48,14 @@ def test_parameters_that_ddp_has_made_equal_are_not_named(tmp_path: Path) -> Non
     assert outcome.code == 0
     assert "different" not in outcome.output
     assert outcome.report["begins_unlike"] == []
+
+
+@pytest.mark.soak
+def test_wrapper_that_changes_parameters_does_not_train_on(tmp_path: Path) -> None:
+    """When the function `wrap` initializes the parameters each time, then the job does not go on
+    with them after an incident, and the console names the function."""
+    wrapper = "DDP(model.apply(lambda module: getattr(module, 'reset_parameters', int)()))"
+    outcome = train(tmp_path, wrapper, "--chaos", "kill:rank=1,step=5,phase=backward", seed="0")
+
+    assert outcome.code == 4
+    assert "(wrap or make of session.adopt) must not change them" in outcome.output

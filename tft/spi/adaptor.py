@@ -601,6 +601,7 @@ class AdaptorSpecs:
         Build the framework's wrapper of the model (for example DDP) anew, and return the wrapper.
 
         At this point all copies of each shard are equal, and the hook must not change the state.
+        Raise `StateChanged` if it has changed: this rank then counts as one without a copy.
         All settings that decide the order of gradient reduction must have the values that they had
         before the process groups were lost.
         """

@@ -19,7 +19,7 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.clock import SystemClock
 from tft.config import ranks_on_node
-from tft.errors import OrderRefused
+from tft.errors import OrderRefused, StateChanged
 from tft.page import Page
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -202,7 +202,7 @@ class Hands:
                 self._reload(order)
                 return self._compared()
             case Rebuild():
-                self._state.model = self._hook.tft_rebuild()
+                self._rebuild()
                 if self._promised is not None:
                     self._hold(self._promised)
                     self._promised = None
@@ -221,6 +221,13 @@ class Hands:
             case _:
                 assert_never(order)
         return Work()
+
+    def _rebuild(self) -> None:
+        try:
+            self._state.model = self._hook.tft_rebuild()
+        except StateChanged:
+            self._gate.tear()
+            raise
 
     def _drop_groups(self) -> None:
         # also drop the last reference to the old wrapper of the model (such as DDP) that exists
