@@ -97,6 +97,9 @@ class JobSettings:
     are kept."""
     resume: bool = False
     """True: the job continues from the newest checkpoint. False: training starts anew."""
+    export: Path | None = None
+    """The directory for a checkpoint in the form of the framework. The job then resumes only to write
+    this checkpoint, and trains no step. None: the job trains."""
     curve: Path | None = None
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
@@ -175,6 +178,8 @@ class RankSettings:
     successor: bool = False
     """TFT_SUCCESSOR: 1 if this process is to take over the rank from another process, which still
     trains. Otherwise 0."""
+    export: Path | None = None
+    """TFT_EXPORT: see `JobSettings.export`. An empty variable means None."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -212,6 +217,7 @@ class RankSettings:
             "TFT_SAVE_COPIES": self.save_copies,
             "TFT_CURVE": str(self.curve or ""),
             "TFT_SUCCESSOR": str(int(self.successor)),
+            "TFT_EXPORT": str(self.export or ""),
             "TFT_AUDIT": self.audit,
             "TFT_LAST_STEP": str(self.last_step),
             "TFT_RECORD_DIGESTS": str(int(self.record_digests)),
@@ -252,6 +258,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             save_copies=environ["TFT_SAVE_COPIES"],
             curve=_path(environ["TFT_CURVE"]),
             successor=environ["TFT_SUCCESSOR"] == "1",
+            export=_path(environ["TFT_EXPORT"]),
             audit=environ["TFT_AUDIT"],
             last_step=int(environ["TFT_LAST_STEP"]),
             record_digests=environ["TFT_RECORD_DIGESTS"] == "1",

@@ -8,10 +8,12 @@ that step.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
 
 class CheckpointLedger:
@@ -64,3 +66,46 @@ class CheckpointLedger:
             return found
 
         callback.file_exists = file_exists
+
+
+class _Written(Exception):
+    """
+    Raised to leave the loops of the trainer when the checkpoint is written.
+    """
+
+
+class Writer(Callback):  # type: ignore[misc]  # it has no types here
+    """
+    Writes one checkpoint at the end of a batch, at the time at which `ModelCheckpoint` does, and
+    leaves the loops.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def among(self, callbacks: list[Callback]) -> Iterator[None]:
+        """
+        Be one of `callbacks` in the `with` block, in front of those that write checkpoints. The block
+        is left as soon as the checkpoint is written.
+        """
+        kinds = [isinstance(each, Checkpoint) for each in callbacks]
+        callbacks.insert(kinds.index(True) if True in kinds else len(callbacks), self)
+        try:
+            with suppress(_Written):
+                yield
+        finally:
+            callbacks.remove(self)
+
+    def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+        """
+        Write the checkpoint.
+        """
+        self.write(trainer)
+
+    def write(self, trainer: Any) -> None:
+        """
+        Write the checkpoint, and leave the block of `among`.
+        """
+        trainer.save_checkpoint(self._path)
+        raise _Written

@@ -5,6 +5,8 @@ they go on right behind the last optimizer step that all ranks have completed.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.data import _set_sampler_epoch
@@ -12,8 +14,8 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.trainer import call
 
 from tft import Session
-from tft.errors import UsageError
-from tft_lightning.checkpoints import CheckpointLedger
+from tft.errors import JobEnded, UsageError
+from tft_lightning.checkpoints import CheckpointLedger, Writer
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
 from tft_lightning.position import Position
@@ -172,6 +174,10 @@ class Driver:
             fit.on_run_start()
         self._position = Position(self._trainer)
         self._trainer.strategy.adopt(self._session, self._position)
+        place = self._session.export()
+        if place is not None:
+            self._session.run(partial(self._write, place))
+            raise JobEnded(0)
         self._session.run(self._nothing if skip else self._train)
         self._position = None
         self._ledger.ends()
@@ -179,6 +185,21 @@ class Driver:
 
     def _nothing(self, session: Session) -> None:
         pass
+
+    def _write(self, place: Path, session: Session) -> None:
+        """
+        Write a checkpoint of Lightning under `place`, as `ModelCheckpoint` would write it now.
+        """
+        # before the first step, this says only that the loop marks the ends of its steps
+        session.end_step()
+        writer = Writer(place / f"step-{session.step - 1}.ckpt")
+        try:
+            with writer.among(self._trainer.callbacks):
+                if self._go_back():
+                    self._trainer.fit_loop.advance()
+                writer.write(self._trainer)
+        finally:
+            self._let_go()
 
     def _train(self, session: Session) -> None:
         # before the first step, this says only that the loop marks the ends of its steps

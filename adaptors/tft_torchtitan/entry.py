@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import tft
+from tft.errors import JobEnded
 from tft_torchtitan.settings import check_settings, warn_of_single_copies
 from tft_torchtitan.versions import TORCHTITAN
 
@@ -51,11 +52,14 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     if config.debug.seed is not None:
         # the seed of the weights is set in the Trainer; this is that of what training draws
         torch.manual_seed(config.debug.seed)
-    job = TitanJob(session, config)
+    export = session.export()
+    job = TitanJob(session, config, export)
     session.adopt(make=job.make, data=job.position)
     session.after_step(job.after)
     try:
-        session.run(job.train)
+        session.run(job.train if export is None else job.write)
     finally:
         job.close()
+    if export is not None:
+        raise JobEnded(0)
     return session

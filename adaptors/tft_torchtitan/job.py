@@ -5,6 +5,7 @@ This module owns what outlives a Trainer: settings, position, progress, and the 
 
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -18,14 +19,20 @@ from tft_torchtitan.position import Position
 from tft_torchtitan.progress import Progress
 from tft_torchtitan.trainer import TrainerSteps
 
+_SAVES = 3600.0
+"""The seconds that a checkpoint may take before a rank counts as hanging."""
+
 
 class TitanJob:
     """
-    The training of one rank. `config` is a `Trainer.Config` that has been checked.
+    The training of one rank. `config` is a `Trainer.Config` that has been checked. `export` is the
+    directory for a checkpoint of TorchTitan, if the job resumes only to write one.
     """
 
-    def __init__(self, session: Session, config: Any) -> None:  # Any: TorchTitan has no types
+    # Any: TorchTitan has no types
+    def __init__(self, session: Session, config: Any, export: Path | None = None) -> None:
         self.session = session
+        self._export = export
         self.progress = Progress()
         self.position = Position()
         self._config = config
@@ -70,6 +77,10 @@ class TitanJob:
         if trial:
             config.checkpoint = replace(config.checkpoint, enable=False)
             config.validator = replace(config.validator, enable=False)
+        elif self._export is not None:
+            config.checkpoint = replace(
+                config.checkpoint, enable=True, folder=str(self._export), interval=1
+            )
         return config
 
     def _check(self, trainer: Any) -> None:  # Any: TorchTitan has no types
@@ -108,6 +119,18 @@ class TitanJob:
         trainer.steps = session.steps(session.step - 1 + remaining)
         try:
             trainer.train()
+        finally:
+            self.position.detach()
+
+    def write(self, session: Session) -> None:
+        """
+        Save a checkpoint of TorchTitan after the last complete step, and train no step.
+        """
+        session.end_step()  # before the first step, this says only that the loop marks the ends
+        trainer = self._trainer()
+        session.expect(_SAVES)
+        try:
+            trainer.save(self.progress.step, last_step=False)
         finally:
             self.position.detach()
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import transformers.trainer
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tft import Session
-from tft.errors import UsageError
+from tft.errors import JobEnded, UsageError
 from tft_transformers.batches import Source
 from tft_transformers.bookkeeping import Bookkeeping
 from tft_transformers.local import Local
@@ -58,6 +59,7 @@ class Training:
         """How often each parameter had been changed in place when the update was complete, in steps
         that are checked."""
         self._unchecked = _CHECKED
+        self._export: Path | None = None
         self._told = Told(session.run_dir, session.rank)
         self._trainer = trainer
         self._source: Source | None = None
@@ -103,6 +105,7 @@ class Training:
             wrap=wrapper(trainer.accelerator, trainer.model),
         )
         _guard(trainer.optimizer, self.update)
+        self._export = self.session.export()
         self.steps.enter()
         self.entered = True
         self._enters = self.session.step > 1
@@ -195,6 +198,8 @@ class Training:
             return
         self._enters = False
         self._tell()
+        if self._export is not None:
+            self._write(self._export, given)
         self.evaluate_and_save(given)
         control, done = self._trainer.control, self.book.done
         if control.should_epoch_stop or control.should_training_stop or self.session.over:
@@ -205,6 +210,17 @@ class Training:
             "resume_from_checkpoint": ENTERED,
         }
         run(**{**given, **entry})
+
+    def _write(self, place: Path, given: dict[str, Any]) -> NoReturn:
+        """
+        Write a checkpoint of the Trainer under `place`, and end the job. An evaluation that is due
+        comes first, as ever.
+        """
+        self._trainer.args.output_dir = str(place)
+        self._trainer.control.should_save = True
+        self.evaluate_and_save(given)
+        self.finish()
+        raise JobEnded(0)
 
     def _tell(self) -> None:
         """

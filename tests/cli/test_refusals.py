@@ -82,6 +82,10 @@ def folder(tmp_path: Path) -> Path:
         (["--report", "no/where.json", "train.py"], "the directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
         (["--resume", "train.py"], "--resume needs the --run-dir of the run to continue"),
+        (
+            ["--export", "there", "train.py"],
+            "writes the newest checkpoint in another form: add --resume",
+        ),
         (["--checkpoint-name", "last", "train.py"], "must contain the step once, as {step}"),
         (["--checkpoint-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
         (["--run-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lightning.trainings import differences, plain, protected
+from tests.lightning.trainings import content, differences, plain, protected
 
 SPLIT = ("--accumulate", "3", "--workers", "2")
 STOPS = ("--watches", "noise", "--epochs", "6")
@@ -167,3 +167,22 @@ def test_a_job_without_faults_trains_as_lightning(tmp_path: Path, undisturbed: P
     assert differences(tmp_path / "own", undisturbed) == []
     lines = (tmp_path / "own" / "batches-rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)[0] for line in lines] == list(range(24))
+
+
+def test_a_last_checkpoint_becomes_one_of_lightning(tmp_path: Path, undisturbed: Path) -> None:
+    """When a job has ended with a last checkpoint, then a job that resumes only to export it writes
+    the checkpoint that `ModelCheckpoint` writes after this step, and trains no step. Only what
+    `ModelCheckpoint` says about its own files differs."""
+    broken = protected(tmp_path, (), "--raises", "7")
+    assert broken.code == 3, broken.output
+    place = tmp_path / "exported"
+    exported = protected(tmp_path, ("--resume", "--export", str(place)))
+    assert exported.code == 0, exported.output
+    assert exported.report["steps"] == 7
+    (own,) = undisturbed.rglob("step-step=7.ckpt")
+    found, expected = (content(path, undisturbed) for path in (place / "step-7.ckpt", own))
+    names = [name for name in expected["callbacks"] if "ModelCheckpoint" in name]
+    for each in (found, expected):
+        each["callbacks"] = {k: v for k, v in each["callbacks"].items() if k not in names}
+    assert len(names) == 2
+    assert found == expected

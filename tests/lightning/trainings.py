@@ -79,12 +79,16 @@ def differences(left: Path, right: Path) -> list[str]:
     ]
     found += [f"the checkpoint {name} is in one only" for name in files[0] ^ files[1]]
     for name in sorted(files[0] & files[1]):
-        contents = [
-            _comparable(torch.load(each / name, weights_only=False), each) for each in (left, right)
-        ]
-        if contents[0] != contents[1]:
+        if content(left / name, left) != content(right / name, right):
             found.append(f"the content of the checkpoint {name}")
     return found
+
+
+def content(path: Path, root: Path) -> Any:
+    """
+    Return the content of a checkpoint without the directory `root` of its training, for `==`.
+    """
+    return _comparable(torch.load(path, weights_only=False), root)
 
 
 def _comparable(value: Any, root: Path) -> Any:

@@ -92,15 +92,15 @@ def logged_once(outcome: Outcome) -> list[tuple[int, list[str]]]:
     return [(row["step"], [float(v).hex() for v in row["values"].values()]) for row in rows]
 
 
-def checkpoints(out: Path) -> dict[str, Any]:
+def checkpoints(out: Path, below: str = "checkpoint") -> dict[str, Any]:
     """
-    Return the content of each checkpoint of TorchTitan, by its name.
+    Return the content of each checkpoint of TorchTitan below a directory of `out`, by its name.
     """
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     found: dict[str, Any] = {}
-    for directory in sorted((out / "checkpoint").iterdir()):
-        whole = out / f"{directory.name}.pt"
+    for directory in sorted((out / below).iterdir()):
+        whole = out / f"{below}-{directory.name}.pt"
         dcp_to_torch_save(directory, whole)
         found[directory.name] = torch.load(whole, weights_only=False)
     return found
@@ -207,6 +207,21 @@ def test_other_ways_to_train(more: Sequence[str], tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+def test_a_checkpoint_of_tft_becomes_one_of_torchtitan(tmp_path: Path) -> None:
+    """When a job resumes only to export its checkpoint, then it writes the checkpoint that plain
+    TorchTitan saves after this step, and trains no step."""
+    arguments = ("--steps", "6", "--saves", "3")
+    expected = plain(tmp_path / "plain", *arguments)
+    survived(tmp_path, [], *arguments, options=("--checkpoint-every", "3", "--last-step", "3"))
+    place = tmp_path / "out" / "exported"
+    outcome = survived(tmp_path, [], *arguments, options=("--resume", "--export", str(place)))
+    assert outcome.report["steps"] == 3
+    (written,) = checkpoints(tmp_path / "out", "exported").values()
+    assert same(written, checkpoints(expected)["step-3"])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_either_continues_from_a_checkpoint_of_the_other(tmp_path: Path) -> None:
     """When plain TorchTitan continues from a checkpoint of a job with a kill, and when such a job
     continues from a checkpoint of plain TorchTitan, then the rest is that of the whole training.
@@ -219,7 +234,6 @@ def test_either_continues_from_a_checkpoint_of_the_other(tmp_path: Path) -> None
     for name in ("out", "plain"):
         for late in ("step-8", "step-9"):
             shutil.rmtree(tmp_path / name / "checkpoint" / late)
-            (tmp_path / name / f"{late}.pt").unlink()
     whole = metrics(expected)
     after = {key: row for key, row in whole.items() if key[1] > 4}
     for name in ("out", "plain"):

@@ -118,16 +118,16 @@ def finals(place: Path) -> list[dict[str, Any]]:
     return [{**each, "log": [_timeless(entry) for entry in each["log"]]} for each in found]
 
 
-def checkpoints(place: Path) -> dict[str, object]:
+def checkpoints(place: Path, below: str = "output") -> dict[str, object]:
     """
-    Return the content of the Trainer's checkpoints, by file.
+    Return the content of the Trainer's checkpoints below a directory of `place`, by file.
     """
     from safetensors.torch import load_file
     from torch import load
 
     found: dict[str, object] = {}
-    for path in sorted((place / "output").rglob("*")):
-        name = str(path.relative_to(place))
+    for path in sorted((place / below).rglob("*")):
+        name = str(path.relative_to(place / below))
         if path.name == "trainer_state.json":
             state = json.loads(path.read_text().replace(str(place), ""))
             found[name] = {**state, "log_history": [_timeless(e) for e in state["log_history"]]}
@@ -280,6 +280,36 @@ def test_a_callback_that_raises_ends_the_job(tmp_path: Path, plain: Plain) -> No
     resumed = train(tmp_path, small, "--resume")
     assert resumed.code == 0, resumed.output
     same(tmp_path / "out", plain("small", *small), once=("logs",))
+
+
+@pytest.mark.soak
+def test_a_last_checkpoint_becomes_one_of_the_trainer(tmp_path: Path, plain: Plain) -> None:
+    """When a job has ended with a last checkpoint, then a job that resumes only to export it writes
+    the checkpoint that the plain Trainer writes after this step, and trains no step. The plain
+    Trainer continues from it."""
+    small = ("--items", "20", "--dropout", "0.1", "--set", "save_steps=3", 'save_strategy="steps"')
+    outcome = train(tmp_path, ("--fails", "3", *small))
+    assert outcome.code == 3, outcome.output
+    place = tmp_path / "out" / "exported"
+    exported = train(tmp_path, small, "--resume", "--export", str(place))
+    assert exported.code == 0, exported.output
+    assert exported.report["steps"] == 3
+    undisturbed = plain("saving", *small)
+    found, expected = (
+        {name: content for name, content in each.items() if name.startswith("checkpoint-3/")}
+        for each in (checkpoints(tmp_path / "out", "exported"), checkpoints(undisturbed))
+    )
+    assert found == expected
+    continued = plain("continued", "--checkpoint", str(place / "checkpoint-3"), *small)
+    # a checkpoint of the Trainer does not have the losses since the last log, and the loss in all
+    ends = [
+        [
+            {k: v for k, v in each.items() if k not in ("log", "training_loss")}
+            for each in finals(one)
+        ]
+        for one in (continued, undisturbed)
+    ]
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.soak

@@ -208,6 +208,16 @@ def test_functions_with_a_shard_parameter_are_told_the_shard(tmp_path: Path) -> 
         blind.check(both)
 
 
+def test_export_is_refused_to_loops_that_cannot_write_it(tmp_path: Path) -> None:
+    """When the checkpoint is to be written in the form of a framework, then this is refused before
+    training, unless the loop has said that it can."""
+    by = saving(Plain())
+    with pytest.raises(UsageError, match="has no checkpoints of a framework"):
+        by.check([], tmp_path)
+    by.exports = True
+    by.check([], tmp_path)
+
+
 def test_state_of_the_adaptor_is_saved_beside_the_files_of_the_script(tmp_path: Path) -> None:
     """When the adaptor has state that is not part of the user's objects, then it is written beside
     the script's files and verified with them. The adaptor gets it back after the script has loaded.

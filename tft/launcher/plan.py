@@ -188,11 +188,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
     checkpoint_dir: Path | None = options["checkpoint_dir"]
     curve: Path | None = options["curve"]
-    if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
-        raise UsageError(
-            "--resume needs the --run-dir of the run to continue, or the --checkpoint-dir that "
-            "has its checkpoints"
-        )
+    export: Path | None = options.get("export")
+    _check_resume(options, checkpoint_dir, export)
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
@@ -204,6 +201,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
         "run_dir": run_dir,
         "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
         "curve": curve and curve.absolute(),
+        "export": export and export.absolute(),
     }
     settings = job_settings({**options, **found})
     if options["spare_if_taken"] and in_use(run_dir, node):
@@ -241,6 +239,20 @@ def _another(settings: JobSettings, node: int) -> int:
     """
     numbers = count(settings.nnodes + node, settings.nnodes)
     return next(number for number in numbers if not in_use(settings.run_dir, number))
+
+
+def _check_resume(
+    options: Mapping[str, Any],  # Any: the options have different types
+    checkpoint_dir: Path | None,
+    export: Path | None,
+) -> None:
+    if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
+        raise UsageError(
+            "--resume needs the --run-dir of the run to continue, or the --checkpoint-dir that "
+            "has its checkpoints"
+        )
+    if export is not None and not options["resume"]:
+        raise UsageError("--export writes the newest checkpoint in another form: add --resume")
 
 
 def named(plan: Plan) -> Plan:

@@ -318,6 +318,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
         "run_dir": str(settings.run_dir),
         "checkpoint_dir": str(settings.checkpoints),
         "curve": settings.curve and str(settings.curve),
+        "export": settings.export and str(settings.export),
     }
     written = {"command": list(command), "directory": str(Path.cwd()), "settings": facts}
     write_whole(settings.run_dir / JOB, json.dumps(written, indent=2) + "\n")

@@ -87,6 +87,8 @@ class Saving:
     def __init__(self, hook: pluggy.HookRelay) -> None:
         self._hook = hook
         self._own: Own | None = None
+        self.exports = False
+        """True if the training loop can write a checkpoint of its framework."""
 
     def give(self, own: Own) -> None:
         """
@@ -101,13 +103,20 @@ class Saving:
         """
         return self._own is not None
 
-    def check(self, shards: Sequence[ShardCopies]) -> None:
+    def check(self, shards: Sequence[ShardCopies], export: Path | None = None) -> None:
         """
-        Check that the user's functions can tell the shards of this rank apart.
+        Check that the user's functions can tell the shards of this rank apart. `export` is the
+        directory for a checkpoint of the framework, if the job is to write one.
 
         Raises `UsageError` if the rank holds several shards, and the user's `save` or `load` has no
-        parameter `shard`.
+        parameter `shard`. Raises `UsageError` if the training loop cannot write the checkpoint for
+        `export`.
         """
+        if export is not None and not self.exports:
+            raise UsageError(
+                "the training loop of this script has no checkpoints of a framework, so it cannot "
+                "write one (--export): the checkpoints of tft can be loaded with torch alone"
+            )
         own = self._own
         if own is None or len(shards) < 2:
             return

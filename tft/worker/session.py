@@ -175,6 +175,17 @@ class Session:
         """
         return self._observers.incarnations
 
+    def export(self) -> Path | None:
+        """
+        Return the directory in which the loop is to write a checkpoint of its framework, if the job
+        has resumed only for that (`--export`). Otherwise return None.
+
+        A loop that can do this calls this method before `begin` or `run`. When it has written the
+        checkpoint on all ranks, it ends as at its last step.
+        """
+        self._saving.exports = True
+        return self._settings.export
+
     @property
     def checkpoints(self) -> CheckpointStore:
         """
@@ -431,7 +442,7 @@ class Session:
                 "session.run was called before session.adopt: hand the training state over first"
             )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
-        self._saving.check(shards)
+        self._saving.check(shards, self._settings.export)
         self._hands.slices.begin(shards)
         if self._control.compared.wanted and not self._hands.slices.listable:
             raise UsageError(
