@@ -178,6 +178,8 @@ class RankSettings:
     successor: bool = False
     """TFT_SUCCESSOR: 1 if this process is to take over the rank from another process, which still
     trains. Otherwise 0."""
+    skip_batch: bool = False
+    """TFT_SKIP_BATCH: see `JobSettings.skip_batch` (1 or 0)."""
     export: Path | None = None
     """TFT_EXPORT: see `JobSettings.export`. An empty variable means None."""
     audit: str = "first"
@@ -217,6 +219,7 @@ class RankSettings:
             "TFT_SAVE_COPIES": self.save_copies,
             "TFT_CURVE": str(self.curve or ""),
             "TFT_SUCCESSOR": str(int(self.successor)),
+            "TFT_SKIP_BATCH": str(int(self.skip_batch)),
             "TFT_EXPORT": str(self.export or ""),
             "TFT_AUDIT": self.audit,
             "TFT_LAST_STEP": str(self.last_step),
@@ -258,6 +261,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             save_copies=environ["TFT_SAVE_COPIES"],
             curve=_path(environ["TFT_CURVE"]),
             successor=environ["TFT_SUCCESSOR"] == "1",
+            skip_batch=environ["TFT_SKIP_BATCH"] == "1",
             export=_path(environ["TFT_EXPORT"]),
             audit=environ["TFT_AUDIT"],
             last_step=int(environ["TFT_LAST_STEP"]),

@@ -14,7 +14,6 @@ from typing import Any
 from tft_pytorch.attributes import Attributes, placed
 from transformers import Trainer
 
-from tft.errors import OrderRefused
 from tft_transformers.batches import Source
 
 _Plain = dict[str, Any]  # Any: plain values
@@ -55,15 +54,6 @@ class Local:
         self._received = {name: part for name, part in state.items() if name != "position"}
         self._source.load_state_dict(state["position"])
         self._place = self._source.position
-
-    def skip(self, batches: int) -> None:
-        """
-        Refuse to leave batches out: an epoch of the Trainer has a fixed number of steps.
-        """
-        raise OrderRefused(
-            f"a Trainer cannot leave out {batches} batches, because each epoch of it has a fixed number "
-            "of steps: give no --skip-batch, and take the items out of the train_dataset"
-        )
 
     def settle(self) -> None:
         """

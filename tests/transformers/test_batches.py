@@ -18,7 +18,7 @@ from tft_transformers.batches import Position, Source
 from tft_transformers.local import Local
 from torch.utils.data import DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 
-from tft.errors import OrderRefused, UsageError
+from tft.errors import UsageError
 
 _DRAWS: dict[str, Callable[[Any], Any]] = {
     "torch": lambda own: torch.rand((), generator=own).item(),
@@ -216,13 +216,6 @@ def test_a_survivor_reads_the_same_batch_again() -> None:
     source._open.taken = -1  # what was read ahead is lost
     source.position = position
     assert source.next() == first
-
-
-def test_batches_are_not_left_out() -> None:
-    """When tft wants batches to be left out, then a sentence says that a Trainer cannot do so."""
-    _, here = local(LOADERS["torch"])
-    with pytest.raises(OrderRefused, match="a Trainer cannot leave out 2 batches"):
-        here.skip(2)
 
 
 def test_a_generator_that_cannot_be_read_is_refused() -> None:

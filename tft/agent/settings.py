@@ -225,6 +225,7 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         keep_checkpoints=job.keep_checkpoints,
         save_copies=job.save_copies,
         curve=job.curve,
+        skip_batch=job.skip_batch,
         export=job.export,
         audit=job.audit,
         last_step=job.last_step,

@@ -243,8 +243,11 @@ class Session:
         write and read checkpoints in place of the adaptor, on the training thread and without
         process groups.
 
-        Raises `UsageError` if the adaptor cannot handle one of the objects.
+        Raises `UsageError` if the adaptor cannot handle one of the objects, or if batches are to be
+        left out (`--skip-batch`) and `data` cannot do that.
         """
+        if self._settings.skip_batch and "data" in parts:
+            refuse_without_skip(parts["data"])
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
         self._hook.tft_watch(
@@ -751,6 +754,17 @@ class Session:
         self._loop.periodic.close()
         self._control.close()
         self._server.close()
+
+
+def refuse_without_skip(data: object) -> None:
+    """
+    Raise `UsageError` if the object `data` of `session.adopt` has no method `skip(batches)`.
+    """
+    if not callable(getattr(data, "skip", None)):
+        raise UsageError(
+            "--skip-batch leaves out batches of steps whose numbers are bad, but the data of this "
+            f"training loop cannot do that: a {type(data).__name__} has no method skip(batches)"
+        )
 
 
 def _line_below(error: BaseException) -> str:
