@@ -25,8 +25,10 @@ class MetricLoggers:
         self._session = session
         self._config = config
         self._logger: Any = None
-        self._logged = 0
-        """The step whose metrics this process has logged last."""
+        self._noted = session.run_dir / f"torchtitan-logged-rank{session.rank}"
+        """The file with `_logged`."""
+        self._logged = int(self._noted.read_text()) if self._noted.exists() else 0
+        """The last step whose metrics this rank has logged, in this process or an earlier one."""
 
     def open(self, trainer: Any) -> Any:  # Any: TorchTitan has no types
         """
@@ -38,20 +40,23 @@ class MetricLoggers:
 
     def log(self, processor: Any, progress: Progress) -> None:  # Any: TorchTitan has no types
         """
-        Log the metrics of the last step, unless this process has done so before: as TorchTitan
-        does, and with `session.log`.
+        Log the metrics of the last step, unless this rank has done so before: as TorchTitan does,
+        and with `session.log`.
         """
         args, kwargs = progress.row["args"], progress.row["kwargs"]
         numbers = dict(zip(_NAMES, args[1:4], strict=False))
         self._session.log({**numbers, **(kwargs.get("extra_metrics") or {})})
-        if self._logged == progress.step:
+        if progress.step <= self._logged:
             return
-        self._logged = progress.step
         if not processor.data_loading_times:
             # this process replaces one that has computed the step; TorchTitan divides by their count
             processor.data_loading_times.append(0.0)
         type(processor).log(processor, *args, **kwargs)
         self.flush()
+        self._logged = progress.step
+        draft = self._noted.with_suffix(".new")
+        draft.write_text(str(progress.step))
+        draft.replace(self._noted)
 
     def flush(self) -> None:
         """
