@@ -30,6 +30,8 @@ _NO_RANK = {
     "numeric": "bad numbers were computed",
 }
 """The same for faults of which no rank is known."""
+_REFUSED = "tft.errors.UsageError: "
+"""How the line of a traceback begins with which tft has refused something."""
 _ENDED_BY = re.compile(r"^was ended by signal (\d+)")
 _LEFT_WITH = re.compile(r"^left with code (\d+)")
 
@@ -253,6 +255,22 @@ def why_not(incident: Entry) -> list[str]:
     Return why the strategies before the one that was followed were not possible.
     """
     return [f"not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
+
+
+def comes_again(incidents: Sequence[Entry]) -> bool:
+    """
+    Return whether the last of these incidents was an error of the script that comes again until the
+    script is changed: tft has refused what the script asked for (`UsageError`).
+    """
+    last = incidents[-1] if incidents else None
+    if last is None or last["strategy"] not in ("dump", "exit"):
+        return False
+    return any(
+        line.startswith(_REFUSED)
+        for fault in last["faults"]
+        if fault["kind"] == "software"
+        for line in str(fault["evidence"]).splitlines()
+    )
 
 
 def refusal_text(refused: Entry) -> str:

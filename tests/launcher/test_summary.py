@@ -5,7 +5,7 @@ The lines at the end of a run.
 from pathlib import Path
 from typing import Any
 
-from tft.launcher.summary import reasons, remaining, summary
+from tft.launcher.summary import reasons, remaining, summary, to_go_on
 
 RUN_DIR = Path("/runs/a")
 
@@ -49,6 +49,20 @@ def test_error_of_the_script_is_the_reason_and_is_printed_once() -> None:
         "  Traceback",
         "  Boom: x",
     ]
+
+
+def test_error_that_comes_again_must_be_corrected_before_the_job_goes_on() -> None:
+    """When tft has refused what the script does, then the words that say how to continue say first
+    that the script must be changed. For other ends they do not."""
+    refused = "Traceback\n  File x\ntft.errors.UsageError: the list a has grown"
+    again = "the same command continues"
+    ended = incident(faults=[software(0, refused)], strategy="dump")
+    words = to_go_on([incident(), ended], again)
+    assert words == "change the script first, or the same error comes again; then " + again
+    others = [software(0, "Traceback\nValueError: x"), incident()["faults"][0]]
+    assert to_go_on([incident(faults=others, strategy="dump")], again) == again
+    assert to_go_on([ended, incident()], again) == again
+    assert to_go_on([], again) == again
 
 
 def test_many_different_errors_are_in_the_file_of_the_incident() -> None:

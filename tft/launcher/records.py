@@ -23,6 +23,7 @@ from tft.launcher.run_directory import (
     known_unfit,
     log_file,
 )
+from tft.launcher.summary import to_go_on
 
 _TOLERANCE = 2.0
 """Seconds by which a process may seem to begin after its pid file was written. The kernel counts
@@ -108,7 +109,8 @@ class Records:
             )
         unfit = known_unfit(store, newest)
         again = f"the same command with --run-dir {self.run_dir} --resume continues from {newest}"
-        return unfit or again
+        incidents = () if self.report is None else self.report["incidents"]
+        return unfit or to_go_on(incidents, again)
 
 
 def read_records(run_dir: Path) -> Records:

@@ -9,11 +9,12 @@ all processes that it has started.
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -55,7 +56,7 @@ from tft.launcher.run_directory import (
     unfit,
     write_job,
 )
-from tft.launcher.summary import reasons, remaining, summary
+from tft.launcher.summary import reasons, remaining, summary, to_go_on
 from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, News, NodeLost, Report, StopRequested
 from tft.protocol.topics import NEWS, ORDERS, REPORTS
@@ -128,7 +129,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             say(f"the job did not complete: {why}")
             checkpoint = newest(checkpoint_store_of(settings))
             if checkpoint is not None:
-                promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
+                again = to_go_on(report.incidents(), f"{plan.again} from it")
+                promise = f"{checkpoint} is the newest checkpoint: {again}"
                 say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
         if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
@@ -136,7 +138,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             for sentence in advice(Path(plan.script)):
                 say(sentence)
     if code == DUMPED and (plan.leads or plan.placed is None):
-        say(_last_checkpoint(plan))
+        say(_last_checkpoint(plan, report.incidents()))
     return code
 
 
@@ -167,7 +169,7 @@ def _say_how_it_went(plan: Plan, report: FreshReport, news: NewsPrinter, took: f
         say(line)
 
 
-def _last_checkpoint(plan: Plan) -> str:
+def _last_checkpoint(plan: Plan, incidents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
     """
     Return the sentence that tells the operator that the job ended with a last checkpoint.
 
@@ -179,7 +181,7 @@ def _last_checkpoint(plan: Plan) -> str:
     why = "" if last is None else known_unfit(store, last)
     if why:
         return f"the job ended with a last checkpoint that --resume does not accept: {why}"
-    return f"the job ended with a last checkpoint: {plan.again} it"
+    return f"the job ended with a last checkpoint: {to_go_on(incidents, f'{plan.again} it')}"
 
 
 def _turn_back(store: CheckpointStore) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tft.sentences import counted, incident_file, ranks_of, refusal_text, seconds, why_not
+from tft.sentences import (
+    comes_again,
+    counted,
+    incident_file,
+    ranks_of,
+    refusal_text,
+    seconds,
+    why_not,
+)
 
 _TRACEBACKS = 3
 """How many different tracebacks are printed."""
@@ -67,6 +75,16 @@ def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JS
         # the report of a job without a last checkpoint has the same reasons in `why`
         lines = why_not(last) if last["strategy"] == "dump" else []
     return [*lines, *map(refusal_text, last.get("refused", ()))]
+
+
+def to_go_on(incidents: Sequence[dict[str, Any]], again: str) -> str:  # Any: parsed JSON
+    """
+    Return `again`, words that say how to continue the job. If the error that has ended it would come
+    again, the words say that the script must be changed before.
+    """
+    if comes_again(incidents):
+        return f"change the script first, or the same error comes again; then {again}"
+    return again
 
 
 def _errors(faults: Sequence[dict[str, Any]], incident: int) -> list[str]:  # Any: parsed JSON
