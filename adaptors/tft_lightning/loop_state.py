@@ -9,7 +9,8 @@ from typing import Any
 
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
-from tft_pytorch.attributes import plain, put_back
+from tft_pytorch.attributes import put_back
+from tft_pytorch.plain_values import plain
 
 _FLAGS = (bool, int, float, str)
 _CONNECTOR = (

@@ -8,10 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import apply_to_collection
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    LearningRateMonitor,
+    ProgressBar,
+    ThroughputMonitor,
+)
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from tft_pytorch.attributes import LIMIT, Attributes, NotPlain, placed, plain, size_of
+from tft_pytorch.attributes import LIMIT, Attributes
+from tft_pytorch.plain_values import NotPlain, placed, plain, size_of
 from torch import Tensor
 
 from tft.errors import UsageError
@@ -27,7 +33,7 @@ from tft_lightning.results import (
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
-_CLOCKS = frozenset({"_last_time_checked"})
+_CLOCKS = frozenset({"_last_time_checked", "_t0s"})
 """Attributes of callbacks that are times of day, which mean nothing in another run."""
 _MODULE = frozenset(
     {"training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
@@ -127,12 +133,13 @@ def _moved(state: Any, old: str, new: str) -> Any:
     """
     Return `state` with the directory `old` replaced by `new` in all texts.
     """
-    if isinstance(state, str):
+    kind = type(state)
+    if kind is str:
         return state.replace(old, new) if old else state
-    if isinstance(state, dict):
+    if kind is dict:
         return {_moved(key, old, new): _moved(each, old, new) for key, each in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(_moved(each, old, new) for each in state)
+    if kind is list or kind is tuple:
+        return kind(_moved(each, old, new) for each in state)
     return state
 
 
@@ -159,8 +166,8 @@ class CallbackState:
             except NotPlain:
                 raise UsageError(
                     f"the state_dict of the callback {type(self._callback).__name__} has values "
-                    "that tft cannot keep: it keeps numbers, texts, tensors, and lists, tuples and "
-                    "dicts of them"
+                    "that tft cannot keep: it keeps numbers, texts, tensors, arrays, and lists, "
+                    "sets and dicts of them"
                 ) from None
         return state
 
@@ -171,3 +178,7 @@ class CallbackState:
         if noted["state"]:
             self._callback.load_state_dict(dict(noted["state"]))
         self._attributes.put_back(noted["attributes"])
+        if isinstance(self._callback, ThroughputMonitor):
+            # it refuses batches and samples that it has counted already
+            for each in self._callback._throughputs.values():
+                each.reset()

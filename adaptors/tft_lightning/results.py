@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
-from tft_pytorch.attributes import plain
+from tft_pytorch.plain_values import plain
 from torch import nn
 from torchmetrics import Metric
 

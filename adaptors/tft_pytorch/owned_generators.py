@@ -46,7 +46,7 @@ class Owned:
         Return the states of the generators by name.
         """
         found = self._found({**self._samplers, **self._readers})
-        return {f"{place}.{name}": _read(place, each) for place, name, each in found}
+        return {f"{place}.{name}": read(place, each) for place, name, each in found}
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
         """
@@ -61,10 +61,10 @@ class Owned:
             place, _, name = path.rpartition(".")
             if place in owners:
                 generator = present.get((place, name))
-                if generator is None or _kind(generator) != kind:
-                    generator = _make(kind, state)
-                    setattr(owners[place], name, generator)
-                _restore(generator, state)
+                if generator is None or kind_of(generator) != kind:
+                    setattr(owners[place], name, made(kind, state))
+                else:
+                    put_back_into(generator, state)
 
     def _found(self, owners: Mapping[str, object]) -> Iterator[tuple[str, str, Any]]:
         """
@@ -75,7 +75,7 @@ class Owned:
             if isinstance(owner, self._but):
                 continue
             for name, each in list(getattr(owner, "__dict__", {}).items()):
-                if _kind(each) and not any(each is other for other in known):
+                if kind_of(each) and not any(each is other for other in known):
                     known.append(each)
                     yield place, name, each
 
@@ -96,7 +96,10 @@ def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object
     return found
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """
+    Return the kind of a random generator, and an empty text for any other object.
+    """
     if isinstance(value, torch.Generator):
         return str(value.device)
     if isinstance(value, numpy.random.Generator):
@@ -106,8 +109,11 @@ def _kind(value: object) -> str:
     return "python" if isinstance(value, random.Random) else ""
 
 
-def _read(place: str, generator: Any) -> _State:
-    kind = _kind(generator)
+def read(place: str, generator: Any) -> _State:
+    """
+    Return the kind of a generator and its state. Raises `UsageError` if it cannot be read.
+    """
+    kind = kind_of(generator)
     if isinstance(generator, torch.Generator):
         return [kind, generator.get_state().numpy().tobytes()]
     try:
@@ -123,7 +129,10 @@ def _read(place: str, generator: Any) -> _State:
     return [kind, json.dumps(state, default=numpy.ndarray.tolist)]
 
 
-def _restore(generator: Any, state: Any) -> None:
+def put_back_into(generator: Any, state: Any) -> None:
+    """
+    Restore a generator to `state`, the second part of a result of `read`.
+    """
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return
@@ -137,10 +146,16 @@ def _restore(generator: Any, state: Any) -> None:
         generator.setstate((version, tuple(words), gauss))
 
 
-def _make(kind: str, state: Any) -> Any:
+def made(kind: str, state: Any) -> Any:
     """
-    Return a new generator of a kind, which is then restored to `state`.
+    Return a new generator of a kind, restored to `state`.
     """
+    generator = _new(kind, state)
+    put_back_into(generator, state)
+    return generator
+
+
+def _new(kind: str, state: Any) -> Any:
     if kind == "numpy":
         maker = getattr(numpy.random, json.loads(state)["bit_generator"])
         return numpy.random.Generator(maker())

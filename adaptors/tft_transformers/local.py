@@ -3,15 +3,13 @@ What belongs to one rank alone: its position in the data, the random generators 
 attributes that a class of the user gives its Trainer.
 """
 
-import ast
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
-from inspect import getsource
-from textwrap import dedent
 from typing import Any
 
-from tft_pytorch.attributes import Attributes, placed
+from tft_pytorch.attributes import Attributes, set_by
+from tft_pytorch.plain_values import placed
 from transformers import Trainer
 
 from tft_transformers.batches import Source
@@ -85,12 +83,4 @@ def attributes_of_trainers() -> frozenset[str]:
     """
     Return the names of the attributes that each Trainer has, because a method of the class sets them.
     """
-    nodes = ast.walk(ast.parse(dedent(getsource(Trainer))))
-    return frozenset(
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    ) | {"_batches", "_computed"}
+    return set_by(Trainer) | {"_batches", "_computed"}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.attributes import _ON_DEVICE, Attributes, placed, plain
+from tft_pytorch.attributes import Attributes
+from tft_pytorch.plain_values import _ON_DEVICE, placed, plain
 
 from tft.errors import UsageError
 from tft.spi import pack, unpack
