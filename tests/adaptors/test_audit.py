@@ -473,3 +473,16 @@ def test_state_changed_between_two_entries_of_the_loop_is_not_reported() -> None
         loop.end_step()
 
     assert loop.run(train) == []
+
+
+def test_state_that_is_not_kept_is_reported_once() -> None:
+    """When the adaptor finds state that is not kept, then it is logged once, and no later recovery of
+    this rank counts as exact. A strict audit raises."""
+    loop = Loop()
+    with capture_logs() as logs:
+        for _ in range(2):
+            loop.audit.unkept("A.x", "the attribute x changes")
+    assert [each["finding"] for each in logs] == ["unkept"]
+    assert loop.audit.inexact == ["the attribute x changes"]
+    with pytest.raises(UsageError, match="the attribute x changes"):
+        Loop(strict=True).audit.unkept("A.x", "the attribute x changes")

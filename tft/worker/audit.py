@@ -334,6 +334,15 @@ class Audit:
             self._say_swallowed(failure, refuse=False)
         return failure.line
 
+    def unkept(self, what: str, sentence: str) -> None:
+        """
+        Report state that changes while training and that the adaptor does not keep. `what` names it.
+
+        Raises `UsageError` in strict mode.
+        """
+        if self.findings.report("unkept", what, sentence):
+            self.findings.inexact.append(sentence)
+
     # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:

@@ -432,6 +432,24 @@ class Session:
 
     # ---------------------------------------------------------------- programs with their own loop
 
+    @property
+    def audited(self) -> bool:
+        """
+        True if the present step is one of those that tft audits: the first ones, unless the user
+        has chosen otherwise.
+        """
+        return self._loop.audited
+
+    def unkept(self, what: str, sentence: str) -> None:
+        """
+        Report state of the script that changes while training and that the adaptor does not keep.
+        For adaptors that look for such state in audited steps.
+
+        The sentence says what it is and what to do. It is logged once for each `what`, and is in
+        the report of each later incident. Raises `UsageError` with `--audit strict`.
+        """
+        self._loop.unkept(what, sentence)
+
     def begin(self) -> None:
         """
         Report this rank as ready to take orders. For programs with a training loop of their own.

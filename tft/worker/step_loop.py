@@ -207,6 +207,20 @@ class StepLoop:
         """
         return () if self.audit is None else tuple(self.audit.inexact)
 
+    @property
+    def audited(self) -> bool:
+        """
+        True if the present step is audited.
+        """
+        return self._audited is not None
+
+    def unkept(self, what: str, sentence: str) -> None:
+        """
+        Report state that changes while training and that is not kept, unless the audit is off.
+        """
+        if self.audit is not None:
+            self.audit.unkept(what, sentence)
+
     def watch(self, hook: pluggy.HookRelay) -> None:
         """
         Begin the audit of the loop, unless the settings disable it.
