@@ -16,6 +16,7 @@ from lightning.pytorch.trainer import call
 from tft import Session
 from tft.errors import JobEnded, UsageError
 from tft_lightning.checkpoints import CheckpointLedger, Writer
+from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
 from tft_lightning.position import Position
@@ -61,6 +62,7 @@ class Driver:
         each batch, which would hide the death of a rank.
         """
         trainer = self._trainer
+        self._kept = KeptAttributes(trainer)
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         fit.run, epoch.run = self.run, self._run_epoch
         epoch._broadcast_sigterm_tensor = lambda: None
@@ -149,6 +151,7 @@ class Driver:
             self._session.step - 1, loop._results.batch, loop.batch_idx, position.output
         )  # fmt: skip
         self._reader.trim(loop.batch_progress.current.ready)
+        position.report(self._session)
         self._session.end_step()
 
     # ---------------------------------------------------------------- the loops
@@ -172,7 +175,7 @@ class Driver:
         if not skip:
             fit.reset()
             fit.on_run_start()
-        self._position = Position(self._trainer)
+        self._position = Position(self._trainer, self._kept)
         self._trainer.strategy.adopt(self._session, self._position)
         place = self._session.export()
         if place is not None:
@@ -322,6 +325,8 @@ class Driver:
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        assert self._position is not None
+        self._position.batch_read_again()
         return batch, number, state["output"]
 
     def _seek(self, fetcher: Any, number: int) -> None:

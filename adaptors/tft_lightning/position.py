@@ -20,7 +20,9 @@ from tft_pytorch.attributes import LIMIT, Attributes
 from tft_pytorch.plain_values import NotPlain, placed, plain, size_of
 from torch import Tensor
 
+from tft import Session
 from tft.errors import UsageError
+from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
 from tft_lightning.results import (
@@ -47,13 +49,15 @@ class Position:
     The object `data` of `session.adopt`: it notes and restores the rank-local state.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, kept: KeptAttributes) -> None:
         self._trainer = trainer
         self._place = str(trainer.log_dir or "")
         self._module = Attributes(trainer.lightning_module, _MODULE, public=True)
         self._callbacks = [
             CallbackState(each) for each in trainer.callbacks if not isinstance(each, ProgressBar)
         ]
+        self._kept = kept
+        kept.watch(self._module, [(each.callback, each.attributes) for each in self._callbacks])
         self.output: Any = {}
         """What `training_step` has returned last, in the form in which callbacks get it."""
         self._output: dict[str, Any] = {}
@@ -62,6 +66,8 @@ class Position:
         """True from the first optimizer step on: the state is then the one behind a batch."""
         self.pending: dict[str, Any] | None = None
         """A state that was loaded, and that the loop has not gone back to yet."""
+        self._gone_back: dict[str, Any] = {}
+        """The state that the loop has gone back to last."""
 
     def computed(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
@@ -92,12 +98,19 @@ class Position:
             "loops": noted_loops(trainer),
             "callbacks": _moved([each.noted() for each in self._callbacks], self._place, _PLACE),
             "module": self._module.noted(),
+            "changed": self._kept.noted(),
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
             "output": dict(self._output),
             "loader": reader_of(trainer.fit_loop._combined_loader.flattened[0]).state(),
         }
         return state
+
+    def report(self, session: Session) -> None:
+        """
+        Report attributes that change and are not kept.
+        """
+        self._kept.report(session)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
@@ -114,18 +127,30 @@ class Position:
         trainer = self._trainer
         module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
         state: dict[str, Any] = placed(self.pending, module.device)
-        self.pending = None
+        self._gone_back, self.pending = self.pending, None
         restore_loops(trainer, state["loops"])
         callbacks = _moved(state["callbacks"], _PLACE, self._place)
         for callback, noted in zip(self._callbacks, callbacks, strict=True):
             callback.put_back(noted)
-        self._module.put_back(state["module"])
+        self._put_attributes_back(state)
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"])
         reader_of(trainer.fit_loop._combined_loader.flattened[0]).load(state["loader"])
         self._stepping = state["batch"]
         return state
+
+    def batch_read_again(self) -> None:
+        """
+        Put the attributes back once more, because the last batch was read again, with the hooks of
+        module and data module.
+        """
+        noted = {name: self._gone_back[name] for name in ("module", "changed")}
+        self._put_attributes_back(placed(noted, self._trainer.lightning_module.device))
+
+    def _put_attributes_back(self, state: Mapping[str, Any]) -> None:
+        self._module.put_back(state["module"])
+        self._kept.put_back(state["changed"])
 
 
 # Any: a tree of plain values
@@ -149,23 +174,23 @@ class CallbackState:
     """
 
     def __init__(self, callback: Any) -> None:
-        self._callback = callback
+        self.callback = callback
         # this callback notes every learning rate that it has logged, and reads none of them
         grows = {"lrs"} if isinstance(callback, LearningRateMonitor) else set()
-        self._attributes = Attributes(callback, _CLOCKS | grows)
+        self.attributes = Attributes(callback, _CLOCKS | grows)
         self._tells = is_overridden("state_dict", callback, parent=Callback)
 
     def noted(self) -> dict[str, Any]:
         """
         Return a copy of the state. Raises `UsageError` if it cannot be kept.
         """
-        state = {"attributes": self._attributes.noted(), "state": None}
+        state = {"attributes": self.attributes.noted(), "state": None}
         if self._tells:
             try:
-                state["state"] = plain(self._callback.state_dict())
+                state["state"] = plain(self.callback.state_dict())
             except NotPlain:
                 raise UsageError(
-                    f"the state_dict of the callback {type(self._callback).__name__} has values "
+                    f"the state_dict of the callback {type(self.callback).__name__} has values "
                     "that tft cannot keep: it keeps numbers, texts, tensors, arrays, and lists, "
                     "sets and dicts of them"
                 ) from None
@@ -176,9 +201,9 @@ class CallbackState:
         Restore a result of `noted`.
         """
         if noted["state"]:
-            self._callback.load_state_dict(dict(noted["state"]))
-        self._attributes.put_back(noted["attributes"])
-        if isinstance(self._callback, ThroughputMonitor):
+            self.callback.load_state_dict(dict(noted["state"]))
+        self.attributes.put_back(noted["attributes"])
+        if isinstance(self.callback, ThroughputMonitor):
             # it refuses batches and samples that it has counted already
-            for each in self._callback._throughputs.values():
+            for each in self.callback._throughputs.values():
                 each.reset()

@@ -4,19 +4,26 @@ Notes and restores the attributes of the user's objects, such as callbacks, that
 """
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from inspect import getsource
 from textwrap import dedent
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
 from tft.errors import UsageError
 from tft_pytorch.plain_values import (
     AS_THEY_ARE,
     NotPlain,
+    equal,
     into,
+    is_fixed,
     may_be_plain,
+    placed,
     plain,
     size_of,
 )
@@ -74,7 +81,9 @@ class Attributes:
         self._owner = owner
         self._public = public
         self._but = frozenset(but)
-        self._but |= {name for name, value in self._found().items() if size_of(value) > LIMIT}
+        found = self._found()
+        self._constant = frozenset(name for name in found if size_of(found[name]) > LIMIT)
+        self._but |= self._constant
 
     def noted(self) -> dict[str, Any]:
         """
@@ -100,9 +109,163 @@ class Attributes:
                 delattr(self._owner, name)
         put_back(self._owner, noted)
 
+    def keeps(self, name: str) -> bool:
+        """
+        Return False if the attribute `name` counts as constant.
+        """
+        return name not in self._constant
+
     def _found(self) -> dict[str, Any]:
         found = attributes_of(self._owner, self._but)
         return {n: v for n, v in found.items() if not (self._public and n.startswith("_"))}
+
+
+class Changes:
+    """
+    The attributes of an object, as far as they differ from what they were before training.
+
+    This is for objects with many attributes of which few change. Those that do not change are not
+    noted: the script sets them in each process. What is large is left out.
+    """
+
+    def __init__(
+        self, owner: object, but: Collection[str] = (), *, underscored: bool = False
+    ) -> None:
+        """
+        Watch the attributes of `owner` except those named in `but`, and with `underscored` only those
+        whose names begin with an underscore.
+        """
+        self._owner = owner
+        self._but = but
+        self._underscored = underscored
+        self._constant: set[str] = set()
+        """Attributes that were large before training."""
+        self._left: set[str] = set()
+        """Attributes that have grown too large since. They stay as they are."""
+        self._grown: list[str] = []
+        self._start: dict[str, Any] = {}
+        self._fixed: dict[str, object] = {}
+        """Values that need no look as long as the attributes have them: they cannot be changed in
+        place, or are not kept."""
+        for name, value in list(vars(owner).items()):
+            self._note_start(name, value)
+
+    def _note_start(self, name: str, value: Any) -> None:
+        try:
+            noted = plain(value) if self._watches(name) else None
+        except NotPlain:
+            if not may_be_plain(value):
+                self._fixed[name] = value
+            return
+        if not self._watches(name) or is_fixed(value):
+            self._fixed[name] = value
+        if self._watches(name):
+            if size_of(noted) > LIMIT:
+                self._constant.add(name)
+            else:
+                self._start[name] = _copied(noted)
+
+    def noted(self, room: int = LIMIT) -> dict[str, Any]:
+        """
+        Return the attributes that have changed by name: under `set` their values, and under `gone`
+        and `left` the names of those that were deleted and of those that are too large or no longer
+        plain. Values of more than `room` bytes in all are too large. Return an empty dict if nothing
+        has changed.
+        """
+        changed, left, attributes = {}, [], vars(self._owner)
+        for name, value in attributes.items():
+            if self._fixed.get(name, self) is value or not self._watches(name):
+                continue
+            if name in self._left:
+                left.append(name)
+                continue
+            try:
+                now = plain(value)
+            except NotPlain:
+                if name in self._start:
+                    left.append(name)
+                continue
+            if name in self._start and equal(now, self._start[name]):
+                continue
+            size = size_of(now)
+            if size > min(room, LIMIT):
+                left.append(name)
+                self._grows(name, value)
+                continue
+            room -= size
+            changed[name] = now
+        gone = [name for name in self._start if name not in attributes]
+        if not changed and not gone and not left:
+            return {}
+        return {"set": changed, "gone": gone, "left": sorted(left)}
+
+    def _grows(self, name: str, value: Any) -> None:
+        self._left.add(name)
+        if not _computed(value):
+            self._grown.append(name)
+
+    def put_back(self, noted: Mapping[str, Any], device: torch.device) -> None:
+        """
+        Set the attributes to a result of `noted` of this process or another one, after `placed`.
+        Tensors that were on a device before training are on `device` again.
+        """
+        changed, left = noted.get("set", {}), {*noted.get("left", ()), *self._left}
+        gone, attributes = noted.get("gone", ()), vars(self._owner)
+        for name, value in list(self._plain()):
+            if name in left or name in changed:
+                continue
+            if name not in self._start or name in gone:
+                del attributes[name]
+            elif not equal(value, self._start[name]):
+                start = placed(_copied(self._start[name]), device)
+                attributes[name] = into(attributes[name], start)
+        for name in self._start.keys() - attributes.keys() - {*left, *gone, *changed}:
+            attributes[name] = placed(_copied(self._start[name]), device)
+        for name, value in changed.items():
+            attributes[name] = into(attributes.get(name), value)
+
+    def grown(self) -> list[str]:
+        """
+        Return the attributes that have grown too large since the last call, without those that each
+        step computes anew.
+        """
+        found, self._grown = self._grown, []
+        return found
+
+    def keeps(self, name: str) -> bool:
+        """
+        Return True if the attribute `name` is noted when it changes.
+        """
+        return name in self._but or not (name in self._left or name in self._constant)
+
+    def _watches(self, name: str) -> bool:
+        return (
+            name not in self._but
+            and name not in self._constant
+            and (not self._underscored or name.startswith("_"))
+        )
+
+    def _plain(self) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(self._owner).items():
+            if self._watches(name) and name not in self._left and may_be_plain(value):
+                with suppress(NotPlain):
+                    yield name, plain(value)
+
+
+def _computed(value: object) -> bool:
+    """
+    Return True if a tensor in `value` has a graph: it was computed in this step, and the next one
+    computes it again.
+    """
+    return any(isinstance(each, Tensor) and each.grad_fn for each in tree_leaves(value))
+
+
+# Any: a result of `plain`
+def _copied(value: Any) -> Any:
+    """
+    Return a copy of `value`, whose tensors may be those of the object.
+    """
+    return tree_map_only(Tensor, Tensor.clone, value)
 
 
 def put_back(owner: object, attributes: Mapping[str, Any]) -> None:

@@ -88,6 +88,15 @@ def may_be_plain(value: object) -> bool:
     return _form(kind) is not None
 
 
+def is_fixed(value: Any) -> bool:  # Any: a value that is plain
+    """
+    Return True if a plain value cannot be changed in place.
+    """
+    if type(value) in (tuple, frozenset, torch.Size):
+        return all(map(is_fixed, value))
+    return type(value) in _SCALARS or isinstance(value, Enum | PurePath | numpy.generic | complex)
+
+
 def _of(kind: str, parts: object) -> dict[str, object]:
     return {_KIND: kind, _PARTS: parts}
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tft_pytorch.attributes import Attributes
+from tft_pytorch.attributes import Attributes, Changes
 from tft_pytorch.plain_values import _ON_DEVICE, placed, plain
 
 from tft.errors import UsageError
 from tft.spi import pack, unpack
+
+CPU = torch.device("cpu")
 
 
 class Counter:
@@ -97,3 +99,93 @@ def test_tensors_of_a_device_return_to_it() -> None:
     assert [each.device.type for each in found["kept"]] == ["meta", "cpu"]
     assert found["pair"] == (1, "a")
     assert placed(plain({"host": torch.ones(2)}), torch.device("meta"))["host"].tolist() == [1, 1]
+
+
+class Private:
+    """
+    An object whose attributes with an underscore are watched.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._mean = torch.zeros(2)
+        self._count = 0
+        self._large = [0] * 10_000
+        self.public = 0
+        self._other: object = object()
+        self._things: list[object] = [object()]
+
+
+def test_only_what_differs_from_the_start_is_noted() -> None:
+    """When nothing has changed, then nothing is noted. When attributes change, appear and go, then
+    another process makes the same of its own start."""
+    one, other = Private(), Private()
+    watched, elsewhere = (Changes(each, underscored=True) for each in (one, other))
+    assert watched.noted() == {}
+    one._seen.add(3)
+    one._mean += 1
+    one._new = "new"  # type: ignore[attr-defined]
+    del one._count
+    one.public = 5
+    noted = watched.noted()
+    assert {*noted["set"]} == {"_seen", "_mean", "_new"}
+    kept, mean = other._seen, noted["set"].pop("_mean").clone()
+    packed = unpack(pack(noted))
+    packed["set"]["_mean"] = mean
+    elsewhere.put_back(placed(packed, CPU), CPU)
+    assert (other._seen, other._mean.tolist(), other._new) == ({3}, [1, 1], "new")  # type: ignore[attr-defined]
+    assert other._seen is kept
+    assert not hasattr(other, "_count")
+    assert other.public == 0
+
+
+def test_what_has_changed_since_goes_back_to_the_start() -> None:
+    """When attributes have changed since nothing was noted, then they are as at the start, also those
+    that were changed in place, deleted, or set for the first time."""
+    one = Private()
+    watched, other = Changes(one, underscored=True), one._other
+    for _ in range(2):
+        one._seen.add(3)
+        one._mean += 1
+        one._new = 1  # type: ignore[attr-defined]
+        del one._count
+        watched.put_back({}, CPU)
+        assert (one._seen, one._mean.tolist(), one._count) == (set(), [0, 0], 0)
+        assert not hasattr(one, "_new")
+        assert one._other is other
+
+
+def test_what_becomes_plain_is_kept_and_what_becomes_no_longer_plain_is_left() -> None:
+    """When an attribute gets a plain value, then it is noted. When it loses it, then it is left as it
+    is."""
+    one = Private()
+    watched = Changes(one, underscored=True)
+    one._other = 5
+    one._things[:] = [1]
+    one._count = object()  # type: ignore[assignment]
+    noted = watched.noted()
+    assert noted == {"set": {"_other": 5, "_things": [1]}, "gone": [], "left": ["_count"]}
+    other = one._count
+    watched.put_back({}, CPU)
+    assert one._count is other
+
+
+def test_what_grows_too_large_stays_as_it_is() -> None:
+    """When an attribute grows beyond the limit, or there is no room for it, then it is left as it is,
+    and the others are put back. One that was large before is not looked at."""
+    one = Private()
+    watched = Changes(one, underscored=True)
+    assert not watched.keeps("_large")
+    early = watched.noted()
+    one._large.append(1)
+    one._seen.update(range(10_000))
+    one._count = 1
+    noted = watched.noted()
+    assert noted == {"set": {"_count": 1}, "gone": [], "left": ["_seen"]}
+    assert not watched.keeps("_seen")
+    watched.put_back(early, CPU)
+    assert (one._count, len(one._seen), len(one._large)) == (0, 10_000, 10_001)
+    other = Private()
+    small = Changes(other, underscored=True)
+    other._mean += 1
+    assert small.noted(room=4)["left"] == ["_mean"]

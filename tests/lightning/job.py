@@ -11,13 +11,22 @@ import json
 import os
 import random
 import signal
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from sys import path
 from typing import Any
 
 import numpy
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
@@ -39,6 +48,9 @@ parser.add_argument("--unused", action="store_true")
 parser.add_argument("--raises", type=int, default=0)
 parser.add_argument("--dies", action="append", default=[])
 parser.add_argument("--device", action="store_true")
+parser.add_argument("--kinds", action="store_true")
+parser.add_argument("--unkept", action="store_true")
+parser.add_argument("--grows", action="store_true")
 args = parser.parse_args()
 RANK = int(os.environ["RANK"])
 WHERE: dict[str, Any] = {"accelerator": "cpu", "devices": 2}
@@ -128,6 +140,110 @@ class Net(LightningModule):  # type: ignore[misc]  # it has no types here
         ]
 
 
+class Phase(Enum):
+    """The phase of a training."""
+
+    EVEN = 0
+    ODD = 1
+
+
+@dataclass
+class Meter:
+    """A sum of losses, and the last of them."""
+
+    total: float
+    last: list[float]
+
+
+class Average:
+    """An average as people write it."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        """Add a value."""
+        self.total += value
+        self.count += 1
+
+
+class Gain(nn.Module):
+    """A submodule that counts its calls in attributes of several kinds, and scales by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self._evaluations = 0, 0
+        self.recent: deque[int] = deque(maxlen=3)
+        self._kinds: set[int] = set()
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Scale the points."""
+        if self.training:
+            self.calls += 1
+            self.recent.append(self.calls % 5)
+            self._kinds.add(self.calls % 7)
+        else:
+            self._evaluations += 1
+        gain = sum(self.recent) + len(self._kinds) + self._evaluations % 3
+        return points * (1 + 0.001 * gain)
+
+
+class Kinds(Net):
+    """The network, which computes with private attributes of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(0, Gain())
+        self._counted: Counter[int] = Counter()
+        self._means = numpy.zeros(4)
+        self._noise = numpy.random.default_rng(3)
+        self._phase = Phase.EVEN
+        self._meter = Meter(0.0, [])
+        self.largest = numpy.float32(0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Compute the loss of a batch, and change the attributes."""
+        points, kinds = batch
+        self._counted.update(kinds.tolist())
+        self._phase = Phase.ODD if self._phase is Phase.EVEN else Phase.EVEN
+        shift = self._means.mean() + self._noise.normal() + self._phase.value
+        shift += len(self._counted) + self.largest + self._meter.total
+        shift += self.trainer.datamodule._moved + len(self.trainer.datamodule.epochs)
+        found = super().training_step((points + 0.001 * float(shift), kinds), batch_idx)
+        loss = float(found["loss"])
+        self._means *= 0.9
+        self._means[batch_idx % 4] += loss
+        self._meter.total += loss
+        self._meter.last = [loss]
+        self.largest = max(self.largest, numpy.float32(loss))
+        return found
+
+
+class Points(LightningDataModule):  # type: ignore[misc]  # it has no types here
+    """The data, which counts the batches that it has moved."""
+
+    def __init__(self, *loaders: Any) -> None:
+        super().__init__()
+        self.loaders = loaders
+        self._moved = 0
+        self.epochs: set[int] = set()
+
+    def train_dataloader(self) -> Any:
+        """Return the loader for training."""
+        return self.loaders[0]
+
+    def val_dataloader(self) -> Any:
+        """Return the loader for validations."""
+        return self.loaders[1]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Count the batch."""
+        if self.trainer.training:
+            self._moved += 1
+            self.epochs.add(self.trainer.current_epoch)
+        return batch
+
+
 class Recorder(Callback):  # type: ignore[misc]  # it has no types here
     """
     Records each batch.
@@ -136,6 +252,11 @@ class Recorder(Callback):  # type: ignore[misc]  # it has no types here
     def __init__(self) -> None:
         self.batches = 0
         self.epochs = 0
+        self.last: deque[float] = deque(maxlen=5)
+        self.numbers: set[int] = set()
+        if args.unkept:
+            self.average = Average()
+        self.all: list[float] = []
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -143,6 +264,12 @@ class Recorder(Callback):  # type: ignore[misc]  # it has no types here
         """Write a row with the loss and the batch."""
         die("batch_end", trainer.fit_loop.total_batch_idx)
         self.batches += 1
+        self.last.append(float(outputs["loss"]))
+        self.numbers.add(batch_idx % 6)
+        if args.unkept:
+            self.average.add(float(outputs["loss"]))
+        if args.grows:
+            self.all += [0.0] * 1000
         row = [
             trainer.fit_loop.total_batch_idx, trainer.current_epoch, batch_idx, self.batches,
             float(outputs["loss"]).hex(), float(outputs["sum"]).hex(), float(batch[0].sum()).hex(),
@@ -155,6 +282,21 @@ class Recorder(Callback):  # type: ignore[misc]  # it has no types here
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Count the epoch."""
         self.epochs += 1
+
+
+def described(model: Net, data: Any) -> list[str]:
+    """
+    Return the attributes of the module, its first submodule and the data module as texts.
+    """
+    if not isinstance(model, Kinds):
+        return []
+    gain: Any = model.net[0]
+    return [
+        str([*map(float, model._means)]), str(sorted(model._counted.items())), str(model._meter),
+        str(model._phase), repr(model.largest), str(model._noise.bit_generator.state),
+        str([gain.calls, gain.recent, gain._kinds, gain._evaluations]),
+        str([data._moved, data.epochs]), type(model._counted).__name__,
+    ]  # fmt: skip
 
 
 def digest(value: Any) -> str:
@@ -212,12 +354,13 @@ def main() -> None:
             EarlyStopping(args.watches, patience=2), LearningRateMonitor("step"),
         ],
     )  # fmt: skip
-    model = Net()
-    trainer.fit(
-        model,
+    model = Kinds() if args.kinds else Net()
+    loaders = (
         DataLoader(dataset(256, 1), batch_size=16, shuffle=True, num_workers=args.workers),
         DataLoader(dataset(64, 2), batch_size=16),
     )
+    data = Points(*loaders) if args.kinds else None
+    trainer.fit(model, *(() if data else loaders), datamodule=data)
     (args.dir / f"final-rank{RANK}.json").write_text(
         json.dumps(
             {
@@ -232,6 +375,7 @@ def main() -> None:
                     ]
                 ),
                 "counted": [recorder.batches, recorder.epochs, trainer.global_step],
+                "kinds": [str(recorder.last), str(recorder.numbers), *described(model, data)],
             }
         )
     )

@@ -73,6 +73,54 @@ def test_kills_between_steps_leave_the_training_as_it_was(
     assert differences(tmp_path / "own", undisturbed) == []
 
 
+def test_attributes_of_all_kinds_are_those_of_the_undisturbed_training(tmp_path: Path) -> None:
+    """When ranks are killed in steps, in a validation and behind a step, and the training computes
+    with sets, arrays and the like in private attributes, submodules, data module and callbacks,
+    then everything is as with Lightning's own strategy."""
+    calm = plain(tmp_path / "plain", "--kinds", "--epochs", "2")
+    specs = ("kill:rank=1,step=3,phase=backward", "kill:rank=0,step=13,phase=update")
+    places = deaths("validation:0:0", "batch_end:1:8")
+    outcome = protected(tmp_path, chaos(*specs), "--kinds", "--epochs", "2", *places)
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.incidents) == 4
+    assert {tuple(each["inexact"]) for each in outcome.incidents} == {()}
+    assert differences(tmp_path / "own", calm) == []
+
+
+@pytest.mark.soak
+def test_attributes_of_all_kinds_are_in_a_last_checkpoint(tmp_path: Path) -> None:
+    """When a training that computes with such attributes ends with a last checkpoint in the second
+    epoch, and is resumed, then everything is as with Lightning's own strategy."""
+    calm = plain(tmp_path / "plain", "--kinds", "--epochs", "2")
+    broken = protected(tmp_path, (), "--kinds", "--epochs", "2", "--raises", "11")
+    assert broken.code == 3, broken.output
+    resumed = protected(tmp_path, ("--resume",), "--kinds", "--epochs", "2")
+    assert resumed.code == 0, resumed.output
+    assert differences(tmp_path / "own", calm) == []
+
+
+def test_an_attribute_that_is_not_kept_is_named(tmp_path: Path) -> None:
+    """When an object of the user's class changes in a callback, then the log names the attribute
+    with the remedy, once, and so does the report of an incident."""
+    outcome = protected(
+        tmp_path, chaos("kill:rank=1,step=6,phase=update"), "--unkept", "--epochs", "1"
+    )
+    assert outcome.code == 0, outcome.output
+    assert outcome.output.count("the attribute average of Recorder changes while training") == 1
+    (incident,) = outcome.incidents
+    (sentence,) = incident["inexact"]
+    assert "average of Recorder" in sentence
+
+
+def test_a_list_that_grows_ends_the_job_and_is_to_be_corrected_first(tmp_path: Path) -> None:
+    """When a list of a callback grows too large, then the job ends with a sentence that names it, and
+    the last line says to change the script before the job goes on."""
+    outcome = protected(tmp_path, (), "--grows")
+    assert outcome.code == 3, outcome.output
+    assert "the attribute all of Recorder has grown" in outcome.output
+    assert "change the script first" in outcome.output.splitlines()[-1]
+
+
 @pytest.mark.soak
 def test_kills_with_accumulated_gradients_leave_the_training_as_it_was(tmp_path: Path) -> None:
     """When ranks are killed in the micro-batches of a step, and during a repair, with workers that

@@ -1,0 +1,144 @@
+"""
+Which attributes of the user's objects are kept, and that those of Lightning are left alone.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tft_lightning.kept_attributes import KeptAttributes, frameworks_own
+from tft_pytorch.attributes import Attributes
+from torch import nn
+from torchmetrics import MeanMetric
+
+
+class Block(nn.Module):
+    """
+    A submodule of the user.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.calls = 0
+
+
+class Module(LightningModule):  # type: ignore[misc]  # it has no types here
+    """
+    A module with private attributes, a submodule and a metric.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"rate": 0.1})
+        self.block = Block()
+        self.mean = MeanMetric()
+        self._seen: set[int] = set()
+        self.shown = 0
+
+
+class Data(LightningDataModule):  # type: ignore[misc]  # it has no types here
+    """
+    A data module that counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.served = 0
+
+
+class Checkpoint(ModelCheckpoint):  # type: ignore[misc]  # it has no types here
+    """
+    A callback of the user on a callback of Lightning.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.things = [object()]
+
+
+class Session:
+    """
+    Gathers the reports.
+    """
+
+    def __init__(self, *, audited: bool) -> None:
+        self.told: list[str] = []
+        self.audited = audited
+
+    def unkept(self, what: str, sentence: str) -> None:
+        """Note what was reported."""
+        assert what.split(".")[1] in sentence
+        self.told.append(what)
+
+
+def trained() -> Any:
+    """
+    Return what stands for a trainer.
+    """
+    return SimpleNamespace(lightning_module=Module(), datamodule=Data())
+
+
+def test_changes_are_put_back_and_lightnings_own_are_left_alone() -> None:
+    """When attributes of the module, a submodule and the data module change, then they are noted, and
+    are put back at once in another process. What Lightning sets itself is not noted."""
+    trainer, other = trained(), trained()
+    kept, elsewhere = KeptAttributes(trainer), KeptAttributes(other)
+    assert kept.noted() == {}
+    module = trainer.lightning_module
+    module._current_fx_name = "training_step"
+    module.allow_zero_length_dataloader_with_multiple_devices = True
+    module._trainer = trainer
+    module.forward = print
+    module.train(mode=False)
+    module.mean.update(torch.ones(1))
+    trainer.datamodule.trainer = None
+    assert kept.noted() == {}
+    module._seen.add(1)
+    module.shown = 3
+    module.block.calls += 1
+    module.hparams["rate"] = 0.2
+    trainer.datamodule.served += 2
+    noted = kept.noted()
+    assert {name: {*each["set"]} for name, each in noted.items()} == {
+        "module": {"_seen", "_hparams"}, "module.block": {"calls"}, "data": {"served"}
+    }  # fmt: skip
+    kept.put_back({})
+    assert (module._seen, module.block.calls, trainer.datamodule.served) == (set(), 0, 0)
+    assert (module.hparams.rate, module._current_fx_name) == (0.1, "training_step")
+    elsewhere.put_back({"data": noted["data"]})
+    assert other.datamodule.served == 2
+
+
+def test_only_attributes_of_the_user_are_reported() -> None:
+    """When objects change in a callback of the user, then its own attributes are named, and not those
+    of the callback of Lightning that it stands on."""
+    trainer, session = trained(), Session(audited=True)
+    own, native = Checkpoint(), ModelCheckpoint()
+    kept = KeptAttributes(trainer)
+    callbacks = [(each, Attributes(each)) for each in (own, native)]
+    kept.watch(Attributes(trainer.lightning_module, public=True), callbacks)
+    assert "dirpath" in frameworks_own(own)
+    kept.report(session)  # type: ignore[arg-type]
+    own.things.append(object())
+    trainer.lightning_module._things = object()
+    for each in (own, native):
+        each.kth_value = [object()]
+        each.best_k_models["a"] = object()
+    kept.report(session)  # type: ignore[arg-type]
+    assert session.told == ["Checkpoint.things"]
+
+
+def test_what_grows_too_large_is_reported_in_any_step() -> None:
+    """When an attribute with an underscore grows too large behind the audited steps, then it is named
+    once. An activation of this step is not."""
+    trainer, session = trained(), Session(audited=False)
+    kept, module = KeptAttributes(trainer), trainer.lightning_module
+    module._seen.update(range(10_000))
+    module.block._activation = module.block.linear(torch.ones(9000, 2))
+    for _ in range(2):
+        kept.noted()
+        kept.report(session)  # type: ignore[arg-type]
+    assert session.told == ["Module._seen"]
