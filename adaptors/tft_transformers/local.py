@@ -10,8 +10,10 @@ from typing import Any
 
 from tft_pytorch.attributes import Attributes, set_by
 from tft_pytorch.plain_values import placed
+from tft_pytorch.unkept import Unkept
 from transformers import Trainer
 
+from tft import Session
 from tft_transformers.batches import Source
 
 _Plain = dict[str, Any]  # Any: plain values
@@ -33,6 +35,8 @@ class Local:
         self._source = source
         self._device = trainer.args.device
         self._attributes = Attributes(trainer, attributes_of_trainers())
+        self._unkept = Unkept(trainer.model)
+        self._unkept.watch(trainer, self._attributes.keeps, attributes_of_trainers())
         self._received: _Plain | None = None
         self._place = source.position
         """The position that came with `_received`. When the source has another one, the training has
@@ -76,6 +80,14 @@ class Local:
         self._received = None
         self._source.owned.restore(noted["generators"])
         self._attributes.put_back(placed(deepcopy(noted["attributes"]), self._device))
+
+    def report(self, session: Session) -> None:
+        """
+        Report attributes that change and are not kept, if this step is audited.
+        """
+        if session.audited:
+            for what, told in self._unkept.sentences():
+                session.unkept(what, told)
 
 
 @cache

@@ -38,6 +38,8 @@ class Surroundings(Protocol):
 
     def muted(self) -> AbstractContextManager[None]: ...
 
+    def report(self, session: Session) -> None: ...
+
 
 @dataclass(slots=True, eq=False)
 class _Operation:
@@ -119,7 +121,12 @@ class Steps:
         step = self._session.step
         self._operations.clear()
         self.skips = False
-        if not self._session.attempt(self._session.end_step):
+
+        def end() -> None:
+            self._surroundings.report(self._session)
+            self._session.end_step()
+
+        if not self._session.attempt(end):
             self._resume()
             self._must_be_at(step)
 

@@ -473,6 +473,13 @@ class TrainerSurroundings:
                 else:
                     group[name] = value
 
+    def report(self, session: Session) -> None:
+        """
+        Report attributes of the Trainer that change and are not kept.
+        """
+        if self.local is not None:
+            self.local.report(session)
+
     @contextmanager
     def muted(self) -> Iterator[None]:
         """

@@ -2,10 +2,11 @@
 Trainers with something special, which `job.py --special NAME` trains with.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from copy import copy
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import WeightedRandomSampler
 from transformers import Trainer, TrainerCallback, default_data_collator
@@ -59,6 +60,9 @@ class Counting(Trainer):  # type: ignore[misc]  # as above
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._last: deque[int] = deque(maxlen=3)
+        self._kinds: set[int] = set()
+        self._noise = numpy.random.default_rng(3)
 
     def compute_loss(self, model: Any, inputs: Any, **named: Any) -> Any:
         loss = super().compute_loss(model, inputs, **named)
@@ -66,7 +70,10 @@ class Counting(Trainer):  # type: ignore[misc]  # as above
             return loss
         self._seen += 1
         self._metrics["train"]["seen"].append(self._seen)
-        return loss * (1 + 0.1 * (self._seen % 3))
+        self._last.append(self._seen % 5)
+        self._kinds.add(self._seen % 7)
+        shift = sum(self._last) + len(self._kinds) + self._noise.random()
+        return loss * (1 + 0.1 * (self._seen % 3) + 0.001 * shift)
 
     def log(self, logs: Any, start_time: Any = None) -> None:
         if "loss" in logs:

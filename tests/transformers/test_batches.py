@@ -102,7 +102,8 @@ def local(make: Callable[[], dict[str, Any]]) -> tuple[Source, Local]:
         num_processes=2, process_index=1, put_on_device=False, use_seedable_sampler=True,
     )  # fmt: skip
     source = Source(loader)
-    return source, Local(source, Namespace(args=Namespace(device=torch.device("cpu"))))
+    trainer = Namespace(args=Namespace(device=torch.device("cpu")), model=torch.nn.Linear(1, 1))
+    return source, Local(source, trainer)
 
 
 def shuffled(kind: str) -> dict[str, Any]:
