@@ -330,7 +330,9 @@ def test_all_ranks_go_back_to_an_earlier_epoch(tmp_path: Path, plain: Plain) -> 
     outcome = train(tmp_path, simple, *options)
     assert outcome.code == 0, outcome.output
     (incident,) = outcome.incidents
-    assert (incident["step"], incident["steps_lost"], incident["processes_started"]) == (9, 5, 0)
+    assert (incident["step"], incident["processes_started"]) == (9, 0)
+    # the copies of step 12 differ from each other; the ranks train on while they are compared
+    assert incident["steps_lost"] >= 12 - 8
     assert finals(tmp_path / "out") == finals(plain("simple", *simple))
 
 
