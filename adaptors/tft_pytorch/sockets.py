@@ -57,9 +57,8 @@ def cut(spared: frozenset[int], store_port: int, *, listening: bool = False) -> 
     Can be called on any thread, and repeatedly.
     """
     return sum(
-        _cut_one(fd, inode, store_port, listening=listening)
-        for fd, inode in _sockets()
-        if inode not in spared
+        _cut_one(connection, store_port, close_on_exec=close_on_exec, listening=listening)
+        for connection, close_on_exec in _opened(spared)
     )
 
 
@@ -72,12 +71,8 @@ def stand_in(spared: frozenset[int], ranks: int) -> None:
 
     Can be called on any thread, and repeatedly.
     """
-    for fd, inode in _sockets():
-        found = None if inode in spared else _tcp_connection(fd)
-        if found is None:
-            continue
-        listener, close_on_exec = found
-        with listener, suppress(OSError):
+    for listener, close_on_exec in _opened(spared):
+        with suppress(OSError):
             if not close_on_exec and _listens(listener) and _reuses(listener):
                 for pair in range(ranks):
                     _come_and_go(listener, pair)
@@ -130,23 +125,34 @@ def _listens(connection: socket.socket) -> bool:
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _cut_one(fd: int, inode: int, store_port: int, *, listening: bool) -> bool:
-    found = _tcp_connection(fd)
-    if found is None:
-        return False
-    connection, close_on_exec = found
-    with connection:
-        try:
-            if os.fstat(connection.fileno()).st_ino != inode:
+def _opened(spared: frozenset[int]) -> Iterator[tuple[socket.socket, bool]]:
+    """
+    Yield a copy of each TCP socket of this process, and whether it is closed on exec. The copy is
+    closed when the next one is taken. Leave out the sockets whose inode numbers are in `spared`.
+    """
+    for fd, inode in _sockets():
+        found = None if inode in spared else _tcp_connection(fd)
+        if found is None:
+            continue
+        connection, close_on_exec = found
+        with connection:
+            # otherwise another socket has got the number of the descriptor meanwhile
+            if os.fstat(connection.fileno()).st_ino == inode:
+                yield connection, close_on_exec
+
+
+def _cut_one(
+    connection: socket.socket, store_port: int, *, close_on_exec: bool, listening: bool
+) -> bool:
+    try:
+        if _listens(connection):
+            if close_on_exec or _reuses(connection) or not listening:
                 return False
-            if _listens(connection):
-                if close_on_exec or _reuses(connection) or not listening:
-                    return False
-            elif close_on_exec and connection.getpeername()[1] != store_port:
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the socket is not connected
+        elif close_on_exec and connection.getpeername()[1] != store_port:
             return False
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the socket is not connected
+        return False
     return True
 
 
