@@ -53,7 +53,11 @@ class RunningBuffers:
     Copies the buffers that the forward pass of a model changes, and restores them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, at_rest: Callable[[], bool]) -> None:
+        """
+        `at_rest` returns whether the devices of the model have done the work of this thread.
+        """
+        self._at_rest = at_rest
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
         self._names: list[str] = []
         self._seen: list[_Seen] = []
@@ -115,16 +119,14 @@ class RunningBuffers:
             tensor = self._tensor(index)
             seen.tensor, seen.changes = tensor, 0 if tensor is None else tensor._version
 
-    def copy(
-        self, *, closing: bool, room: int = INLINE, at_rest: Callable[[], bool] = lambda: True
-    ) -> dict[str, object] | None:
+    def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
         Return a copy of the present content of the moving buffers (those that the forward pass
         changes), as plain values for `restore`. Return None if no buffer moves.
 
         Pass `closing=True` when a step is complete: `rewind` then restores this copy. `room` is the
         most bytes of content in the result. Larger content stays in this process, and the result
-        only refers to it. So does content on a device for which `at_rest` returns False.
+        only refers to it. So does content on a device that is not at rest.
         """
         if not self._slots:
             return None
@@ -135,7 +137,7 @@ class RunningBuffers:
         present = self._present(indices)
         if not present:
             return None
-        copy = self._inline(present, room, at_rest)
+        copy = self._inline(present, room)
         if copy is None:
             self._count += 1
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
@@ -149,7 +151,7 @@ class RunningBuffers:
         self._begun = True
         return copy
 
-    def again(self, copy: object, room: int, at_rest: Callable[[], bool]) -> object:
+    def again(self, copy: object, room: int) -> object:
         """
         Return a new copy of the buffers at the end of a step. `copy` is the copy that was made when
         the update window of the same step closed. Since then the tail of the step may have changed
@@ -160,7 +162,7 @@ class RunningBuffers:
         """
         if not isinstance(copy, dict) or "bytes" not in copy:
             return copy
-        return self.copy(closing=True, room=room, at_rest=at_rest)
+        return self.copy(closing=True, room=room)
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
@@ -293,16 +295,14 @@ class RunningBuffers:
             ):
                 self._moving.add(index)
 
-    def _inline(
-        self, present: list[tuple[int, Tensor]], room: int, at_rest: Callable[[], bool]
-    ) -> dict[str, object] | None:
+    def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
         size = 0
         for _, tensor in present:
             size += tensor.nbytes
             if size > room:
                 return None
         on_device = [tensor for _, tensor in present if tensor.device.type != "cpu"]
-        if on_device and not at_rest():
+        if on_device and not self._at_rest():
             return None
         copied = _bytes_of(on_device)
         views = [

@@ -81,7 +81,7 @@ class RankLocalState:
         """The last captured state that has only values which cannot be changed in place."""
         self._before_packed = b""
         """The state in `_before`, packed."""
-        self.running = RunningBuffers(model)
+        self.running = RunningBuffers(model, lambda: self._devices.at_rest())
         self.extra = ExtraStates()
         self.modes = Modes()
         """Notes the modes of the modules (training or evaluation). Like `extra`, `modes` has no
@@ -142,9 +142,7 @@ class RankLocalState:
         extra, size = self.extra.noted(closing=closing)
         if extra is not None:
             state["extra"] = extra
-        buffers = self.running.copy(
-            closing=closing, room=INLINE - size, at_rest=self._devices.at_rest
-        )
+        buffers = self.running.copy(closing=closing, room=INLINE - size)
         if buffers is not None:
             state["buffers"] = buffers
         gradients = self.gradients.noted
@@ -206,7 +204,7 @@ class RankLocalState:
         otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
         extra, size = self.extra.noted(closing=True)
-        buffers = self.running.again(self._left[2], INLINE - size, self._devices.at_rest)
+        buffers = self.running.again(self._left[2], INLINE - size)
         gradients = self.gradients.ended() if tail else None
         left = (self.modes.noted(closing=True), extra, buffers, gradients)
         if left == self._left or not self._closed:
