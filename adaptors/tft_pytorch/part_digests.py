@@ -15,6 +15,7 @@ from tft_pytorch.memory import offered, readable
 from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Plain, expect
 
+_MODEL = "model"
 _SETTINGS = "optim.param_groups."
 """The prefix of the names of tensors that are settings of parameter groups. An example is a
 learning rate that is a tensor."""
@@ -35,13 +36,7 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
     differs between ranks, so the digest of the buffer is an empty text.
     """
     heads = plain_parts(payload.meta)
-
-    def part(name: str) -> str:
-        if name.startswith(_SETTINGS):
-            return "settings"
-        return f"{UNSLICED}{name}" if name in own else name.partition(".")[0]
-
-    found = digest_parts(heads, ((part(each.name), each) for each in payload.buffers))
+    found = digest_parts(heads, ((_part(each.name, own), each) for each in payload.buffers))
     differ = {f"{UNSLICED}{name}" for name, differs in own.items() if differs}
     return {part: "" if part in differ else digest for part, digest in found.items()}
 
@@ -51,12 +46,17 @@ def model_part(tensors: Mapping[str, Tensor], own: Collection[str]) -> str:
     Return the digest of the part `model` of a shard with these tensors, as `shard_parts` computes it.
     Return an empty text if the shard has no such part.
     """
-    model = (
-        offered(name, tensor)
-        for name, tensor in tensors.items()
-        if name.startswith("model.") and name not in own
-    )
-    return digest_parts({}, (("model", each) for each in model)).get("model", "")
+    model = [each for each in tensors.items() if _part(each[0], own) == _MODEL]
+    return digest_parts({}, ((_MODEL, offered(*each)) for each in model)).get(_MODEL, "")
+
+
+def _part(name: str, own: Collection[str]) -> str:
+    """
+    Return the name of the part to which a tensor belongs.
+    """
+    if name.startswith(_SETTINGS):
+        return "settings"
+    return f"{UNSLICED}{name}" if name in own else name.partition(".")[0]
 
 
 def plain_parts(meta: bytes) -> dict[str, bytes]:
