@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from tft_pytorch.attributes import LIMIT
 from tft_pytorch.plain_values import NotPlain, plain
 
 _ENDS = 8
@@ -39,7 +40,7 @@ _LEFT = (
     FunctionType, MethodType, ModuleType, type, Optimizer, LRScheduler, Dataset, Sampler, DataLoader,
 )  # fmt: skip
 """What is kept in other ways, or has no state."""
-LARGE = "has more than 32 KiB"
+LARGE = f"has more than {LIMIT // 1024} KiB"
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 Keeps = Callable[[str], bool]
@@ -134,8 +135,8 @@ def sentence(owner: str, name: str, why: str = LARGE) -> str:
     return (
         f"the attribute {name} of {owner} changes while training, and tft does not keep it, because it "
         f"{why}: an incident does not put it back, and a replacement process begins anew with it. "
-        "Use numbers, texts, tensors, arrays, and lists, sets and dicts of them, each up to 32 KiB, "
-        "or a buffer of the model. If each step computes it anew, set it to None behind its use"
+        "Use numbers, texts, tensors, arrays, and lists, sets and dicts of them, each up to "
+        f"{LIMIT // 1024} KiB, or a buffer of the model. If each step computes it anew, set it to None behind its use"
     )
 
 
