@@ -50,6 +50,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: the options have different
         "replace_nodes": False,
         "spread_savers": False,
         "skip_batch": False,
+        "export": None,
         "warm_ranks": 0,
         "backup_every": 0,
         "on_corruption": "majority",

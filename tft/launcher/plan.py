@@ -188,7 +188,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
     checkpoint_dir: Path | None = options["checkpoint_dir"]
     curve: Path | None = options["curve"]
-    export: Path | None = options.get("export")
+    export: Path | None = options["export"]
     _check_resume(options, checkpoint_dir, export)
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
