@@ -86,8 +86,8 @@ class Writer(Callback):  # type: ignore[misc]  # it has no types here
     @contextmanager
     def among(self, callbacks: list[Callback]) -> Iterator[None]:
         """
-        Be one of `callbacks` in the `with` block, in front of those that write checkpoints. The block
-        is left as soon as the checkpoint is written.
+        Add this callback to `callbacks` for the `with` block, before those that write checkpoints.
+        The block is left as soon as the checkpoint is written.
         """
         kinds = [isinstance(each, Checkpoint) for each in callbacks]
         callbacks.insert(kinds.index(True) if True in kinds else len(callbacks), self)

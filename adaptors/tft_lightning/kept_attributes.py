@@ -32,8 +32,8 @@ def _framework(kind: type) -> bool:
 
 def frameworks_own(owner: object) -> frozenset[str]:
     """
-    Return the names of the attributes of `owner` that those bases of its class set that are a
-    framework's.
+    Return the names of the attributes of `owner` that classes of a framework set, which are among
+    the bases of its class.
     """
     kind: Any = type(owner)
     return _set_by_frameworks(kind)
@@ -54,8 +54,9 @@ def _set_by_frameworks(kind: type) -> frozenset[str]:
 
 class KeptAttributes:
     """
-    Keeps what changes in the attributes of the module that begin with an underscore, in those of
-    its submodules, and in those of the data module. It finds those that change and cannot be kept.
+    Keeps the changes of three kinds of attributes: those of the module that begin with an
+    underscore, those of its submodules, and those of the data module. Finds the attributes that
+    change and cannot be kept.
     """
 
     def __init__(self, trainer: Trainer) -> None:

@@ -145,8 +145,8 @@ class Changes:
         self._grown: list[str] = []
         self._start: dict[str, Any] = {}
         self._fixed: dict[str, object] = {}
-        """Values that need no look as long as the attributes have them: they cannot be changed in
-        place, or are not kept."""
+        """The values of attributes that need not be compared as long as an attribute has the same
+        object: the value cannot be changed in place, or is not kept."""
         for name, value in list(vars(owner).items()):
             self._note_start(name, value)
 

@@ -176,7 +176,8 @@ class FactoryMaker:
         with undisturbed():
             made = self._make()
         parts = Parts(made)
-        # the function may have used streams of its own, whose work must not overwrite what comes
+        # The function may use streams of its own. Their work must be complete before the content of
+        # the shards is copied into the model.
         self.devices.synchronize()
         if kept:
             held = list(kept.values())

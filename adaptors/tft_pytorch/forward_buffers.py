@@ -31,8 +31,8 @@ The shared memory for the rank-local state has 256 KiB. The rest of the shared m
 random generators (5 KiB) and the user's data position. ResNet-50 has 208 KiB of moving buffers.
 
 Buffers on a device are stored when the device is at rest, as it is at both edges of an update
-window. Before, a copy would wait for the device. Nobody needs such an early copy, because on a device
-no rank opens its window before all ranks have come to theirs.
+window. At the end of the forward pass, a copy would wait for the device. No rank needs the copy so
+early, because on a device no rank opens its window before all ranks have reached theirs.
 """
 
 _KEPT = 4
@@ -331,9 +331,9 @@ class RunningBuffers:
 def _lost(names: list[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"the buffer {names[0]}{more} of the lost process changes in the forward pass, and could not "
-        f"be kept outside of it (at most {INLINE // 1024} KiB can): its content is now that of the "
-        "rank that the state was copied from"
+        f"the buffer {names[0]}{more} of the lost process changes in the forward pass, and was not "
+        f"kept outside of the process, which is done for at most {INLINE // 1024} KiB: its content is "
+        "now that of the rank from which the state was copied"
     )
 
 

@@ -65,8 +65,8 @@ they are also cut while an abort lasts. The value is the number of seconds betwe
 the first one in an abort: after this time, the abort has reached all groups."""
 
 _STAND_IN_AGAIN = 25
-"""In each of so many cuts, this process also connects to itself in the place of all other ranks, which
-takes 50 us for each rank of each group."""
+"""Of so many cuts, only the first also connects to this process in the place of the other ranks. To
+connect takes 50 us for each rank of each group."""
 
 
 class Groups:

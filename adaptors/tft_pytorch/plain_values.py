@@ -35,7 +35,7 @@ _KIND = "tft: a value of the type"
 """The key of a dict that stands for a value of another type. The other key is `_PARTS`."""
 _PARTS = "of"
 _DEEPEST = 30
-"""How many containers may lie within each other. Objects that refer to each other go deeper."""
+"""How many containers may lie within each other. Objects that refer to each other would have no end."""
 _LARGE = 512 * 1024
 """The bytes of an array beyond which it is not copied, since no state has room for it."""
 _WORDS = range(-(2**63), 2**64)
@@ -107,8 +107,8 @@ def _of(kind: str, parts: object) -> dict[str, object]:
 @cache
 def _form(kind: type) -> _Form | None:
     """
-    Return the function that copies a value of the type `kind`, or None if it is not plain. Further
-    classes of tensors are not plain: parameters are parts of a model, which refers to them.
+    Return the function that copies a value of the type `kind`, or None if it is not plain.
+    Subclasses of `Tensor` are not plain. Parameters are among them: a model refers to them.
     """
     if kind in _FORMS:
         return _FORMS[kind]

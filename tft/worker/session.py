@@ -180,8 +180,8 @@ class Session:
         Return the directory in which the loop is to write a checkpoint of its framework, if the job
         has resumed only for that (`--export`). Otherwise return None.
 
-        A loop that can do this calls this method before `begin` or `run`. When it has written the
-        checkpoint on all ranks, it ends as at its last step.
+        A loop that can do this calls this method before `begin` or `run`. When all ranks have written
+        the checkpoint, the loop ends as it does after its last step.
         """
         self._saving.exports = True
         return self._settings.export
