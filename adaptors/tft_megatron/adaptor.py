@@ -148,4 +148,4 @@ def tft_replaced() -> None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | Diagnosis | None:
-    return classify(error)
+    return classify(error) or _torch.result_of_abort(error)

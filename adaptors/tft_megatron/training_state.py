@@ -149,6 +149,14 @@ class Adopted:
         """
         self._settings.note()
 
+    def before_abort(self) -> None:
+        """
+        Store, before collectives are aborted on a device, the settings that `end_step` stores, if
+        the script is in the tail of a step. From then on it may compute with wrong results. Called
+        on another thread.
+        """
+        self._settings.note_in_tail()
+
     def set_aside(self) -> Callable[[], None]:
         """
         Return a function that gives the random generators their present state again, and the

@@ -158,4 +158,4 @@ def tft_replaced(shard: str, beside: bytes) -> None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    return classify(error)
+    return classify(error) or _torch.result_of_abort(error)

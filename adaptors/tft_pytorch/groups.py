@@ -137,6 +137,14 @@ class Groups:
             group.barrier(options).wait()
         return False
 
+    @property
+    def aborted(self) -> bool:
+        """
+        True if collectives may have been aborted on a device since the groups were formed. Such a
+        collective looks like a complete one, and its result is wrong.
+        """
+        return self._stopped and self._devices.asynchronous
+
     def synchronize(self, *, closing: bool) -> None:
         """
         Wait until the devices have done all their work. Called before an update window opens.

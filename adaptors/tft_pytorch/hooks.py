@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from tft.spi import (
+    FaultKind,
     GroupStanding,
     LauncherStore,
     ShardPayload,
@@ -41,6 +42,8 @@ class TorchState(TrainingState, Protocol):
     def restore(self, step: int) -> None: ...
 
     def updated(self) -> None: ...
+
+    def before_abort(self) -> None: ...
 
     def set_aside(self) -> Callable[[], None]: ...
 
@@ -199,8 +202,23 @@ class TorchHooks(Generic[State]):
         state = self._hooks.adopted
         return state is not None and state.devices.asynchronous and not state.devices.idle()
 
+    def result_of_abort(self, error: BaseException) -> FaultKind | None:
+        """
+        Return `network` if collectives of this rank were aborted on a device, and if `error` was
+        raised from no other exception, which could explain it.
+
+        The results of these collectives are wrong, and a script raises an exception if it checks
+        them. A bug of the script raises its exception again when the step is computed again.
+        """
+        context = None if error.__suppress_context__ else error.__context__
+        explained = error.__cause__ is not None or context is not None
+        return "network" if self._groups.aborted and not explained else None
+
     @hookimpl
     def tft_quiesce(self) -> None:
+        state = self._hooks.adopted
+        if state is not None and state.devices.asynchronous:
+            state.before_abort()
         self._groups.quiesce()
 
     @hookimpl
@@ -212,6 +230,10 @@ class TorchHooks(Generic[State]):
     def tft_clear(self) -> None:
         state = self._hooks.adopted
         if state is not None:
+            if state.devices.asynchronous:
+                # the script may have left its loop by an exception while the device waits for other
+                # ranks. `clear` copies buffers, and a copy waits for the device
+                self._groups.quiesce()
             state.clear()
         self._forming.clear()
         if state is not None:

@@ -64,6 +64,22 @@ class Settings:
         if self._scheduler is not None:
             self._scheduled = self._told()
 
+    def note_in_tail(self) -> None:
+        """
+        Note the present settings if none are noted since the last update. Can be called on any
+        thread.
+
+        Does nothing if the settings can only be read from a device, which may be waiting.
+        """
+        on_device = any(
+            isinstance(value, Tensor) and value.device.type != "cpu"
+            for each in self._optimizers
+            for group in each.param_groups
+            for value in group.values()
+        )
+        if self._groups is None and not on_device and (self._tells or self._scheduler is None):
+            self.note()
+
     def forget(self) -> None:
         """
         Forget the noted settings, such as learning rates, so that `put_back` keeps the present

@@ -243,6 +243,15 @@ class StateStore:
         self._settings.note()
         return self._local_state.end_step(tail=tail)
 
+    def before_abort(self) -> None:
+        """
+        Called on another thread before collectives are aborted on a device.
+
+        From then on the script may compute with wrong results. So note what is noted at the end of a
+        step, such as the state of the scheduler, if the script is in the tail of a step.
+        """
+        self._settings.note_in_tail()
+
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a

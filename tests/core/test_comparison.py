@@ -691,7 +691,8 @@ def test_report_says_that_no_remaining_rank_has_ended_the_step() -> None:
     assert [fault["kind"] for fault in incident["faults"]] == ["process"]
     assert incident["inexact"] == [
         "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
-        "has ended the step: the code after that line was not run for this step"
+        "has ended the step: the code after that line was not run for this step "
+        "(on a device: perhaps all of it was run, but with results of aborted collectives)"
     ]
     assert [order.step for order in job.orders(Rollback)] == [3]
 
@@ -712,7 +713,8 @@ def test_report_says_that_the_last_checkpoint_was_written_from_the_tail() -> Non
     (incident,) = job.reports()
     assert incident["inexact"] == [
         "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and no rank is left "
-        "that has ended the step: the code after that line was not run for this step"
+        "that has ended the step: the code after that line was not run for this step "
+        "(on a device: perhaps all of it was run, but with results of aborted collectives)"
     ]
 
 
@@ -735,7 +737,8 @@ def test_report_names_the_tail_of_the_first_round_after_a_second_round() -> None
     ]
     assert incident["inexact"] == [
         "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left "
-        "that has ended the step: the code after that line was not run for this step"
+        "that has ended the step: the code after that line was not run for this step "
+        "(on a device: perhaps all of it was run, but with results of aborted collectives)"
     ]
 
 
@@ -784,7 +787,8 @@ def test_report_names_the_tail_when_another_fault_comes_before_success() -> None
     (incident,) = job.reports()
     assert incident["inexact"] == [
         "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
-        "has ended the step: the code after that line was not run for this step"
+        "has ended the step: the code after that line was not run for this step "
+        "(on a device: perhaps all of it was run, but with results of aborted collectives)"
     ]
 
 
@@ -821,7 +825,8 @@ def test_report_names_a_shard_whose_holders_were_all_cut_off_in_the_tail() -> No
     assert incident["inexact"] == [
         "ranks [1] were cut off in the tail of step 3 at train.py:57, and no rank among "
         "the ranks that hold the same shard is left that has ended the step: the code after "
-        "that line was not run for this step"
+        "that line was not run for this step (on a device: perhaps all of it was run, but with "
+        "results of aborted collectives)"
     ]
 
 

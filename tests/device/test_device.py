@@ -3,6 +3,7 @@ Jobs on the test device, whose collectives return before they are complete: the 
 that of the undisturbed job on every rank, and only killed processes have ended.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def disturbed(where: Path, *specs: str, arguments: tuple[str, ...] = ()) -> Outc
     outcome = run(where / "run", *options, script=SCRIPT, arguments=arguments)
     assert outcome.code == 0, outcome.output
     return outcome
+
+
+def recorded(outcome: Outcome, rank: int) -> list[dict[str, float]]:
+    """
+    Return the rows that the script of a rank has recorded.
+    """
+    lines = (outcome.run_dir / f"records-rank{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +198,15 @@ def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
     assert all(i["inexact"] or i["steps_lost"] for i in outcome.incidents), outcome.incidents
     if not any(incident["inexact"] for incident in outcome.incidents):
         identical(outcome, calm("--plateau", *metric))
+    ranks = [recorded(outcome, rank) for rank in range(4)]
+    metrics = {row["metric"] for rows in ranks for row in rows if "metric" in row}
+    for rows in ranks:
+        bests = [row["best"] for row in rows if "metric" in row]
+        assert set(bests[1:]) <= metrics, "the scheduler has used a metric that no row has"
+        assert len(bests) >= 23
+    undisturbed = [recorded(calm("--plateau", *metric), rank) for rank in range(4)]
+    for rows, those in zip(ranks, undisturbed, strict=True):
+        assert all(row in those for row in rows if row["step"] <= 9), "a row has a part of a metric"
 
 
 @pytest.mark.soak
@@ -203,3 +221,36 @@ def test_a_group_that_aborts_itself_lets_no_rank_update(
     identical(outcome, calm())
     assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
     assert all(i["faults"][0]["kind"] != "corruption" for i in outcome.incidents)
+
+
+def test_an_aborted_evaluation_is_called_again(tmp_path: Path, calm: Calm) -> None:
+    """When a rank is killed before it contributes to the loss of an evaluation, then no
+    function that is called after it gets a part of the loss: the evaluation is called again."""
+    outcome = run(tmp_path / "run", script=SCRIPT, arguments=("--dies", "1,14,evaluation"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm())
+    noted, undisturbed = (
+        [set((job.run_dir / f"noted-{rank}").read_text().splitlines()) for rank in range(4)]
+        for job in (outcome, calm())
+    )
+    assert noted == undisturbed
+
+
+def test_an_exception_because_of_an_aborted_collective_is_no_bug_of_the_script(
+    tmp_path: Path, calm: Calm
+) -> None:
+    """When a rank is killed, and the scripts of the others raise exceptions because the results of
+    aborted collectives are wrong, then the job goes on as if nothing had happened."""
+    outcome = disturbed(tmp_path, "kill:rank=1,step=9,phase=backward", arguments=("--guard",))
+    identical(outcome, calm("--guard"))
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
+
+
+def test_a_rank_that_left_its_loop_does_not_wait_for_its_device(tmp_path: Path, calm: Calm) -> None:
+    """When a rank has left its loop by an exception while its device waits for a killed rank, then
+    it gets free before it puts back its running statistics, and all other processes are kept."""
+    outcome = disturbed(
+        tmp_path, "kill:rank=1,step=9,phase=forward", arguments=("--norm", "--fails", "0,9")
+    )
+    identical(outcome, calm("--norm"))
+    assert all(incident["processes_started"] == 1 for incident in outcome.incidents)

@@ -1,21 +1,24 @@
 """
 A DDP job on the test device. At the end, each rank records its whole state.
 
-    train.py [--groups] [--plateau] [--messages] [--plain] [--steps N] [--raises RANK,STEP] [--slow STEP]
-             [--fails RANK,STEP] [--dies RANK,STEP,PLACE]
+    train.py [--groups] [--plateau] [--messages] [--guard] [--norm] [--plain] [--steps N]
+             [--raises RANK,STEP] [--slow STEP] [--fails RANK,STEP] [--dies RANK,STEP,PLACE]
 
 With `--groups`, the four ranks also add up a quantity over the two rows and the two columns of a
 square, as a model over several groups does. With `--plateau`, the loop adds up a metric over all ranks
 after each step, and sets the learning rate by it. With `--messages` too, rank 0 adds up the metric
-from messages, and sends it to all others. With `--plain`, the loop does not say where its
-steps end.
+from messages, and sends it to all others. With `--guard`, each rank counts the tokens of all ranks
+after the backward pass, and raises an exception if their number is wrong. With `--norm`, the model
+has running statistics, and a copy from ordinary host memory to the device waits for the stream, as on
+a real device. With `--plain`, the loop does not say where its steps end.
 
 With `--raises`, a rank raises an exception of the user's own in that step, once. With `--fails`, a rank reports a failed link after its backward pass,
 while its all-reduces are pending. With `--slow`, the
 device of each rank takes long for the optimizer step of that step, and the host stays in the window
 until a rank has died. With `--dies`, a rank is killed
 in that step, once, at one of these places: `window`, when its host has entered the update window;
-`tail`, before it contributes to the metric.
+`tail`, before it contributes to the metric; `evaluation`, before it contributes to the loss of an
+evaluation.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from sys import path
 
 import torch
 import torch.distributed as dist
+from tft_pytorch import forward_buffers
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -48,6 +52,8 @@ parser.add_argument("--groups", action="store_true")
 parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--plateau", action="store_true")
 parser.add_argument("--messages", action="store_true")
+parser.add_argument("--guard", action="store_true")
+parser.add_argument("--norm", action="store_true")
 parser.add_argument("--plain", action="store_true")
 parser.add_argument("--raises", default="-1,-1")
 parser.add_argument("--fails", default="-1,-1")
@@ -59,7 +65,8 @@ install()
 session = tft.init()
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, WIDTH))
+norm = [nn.BatchNorm1d(64)] if args.norm else []
+model = nn.Sequential(nn.Linear(WIDTH, 64), *norm, nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, WIDTH))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 plateau = ReduceLROnPlateau(optimizer, factor=0.9, patience=0, threshold=0.01)
 record = Record(session.run_dir, session.rank)
@@ -120,6 +127,30 @@ def add_by_messages(metric: Tensor) -> None:
         dist.send(metric, rank)
 
 
+def count_tokens() -> None:
+    """
+    Raise an exception if the number of tokens of all ranks is wrong, as scripts do that check it.
+    """
+    tokens = torch.ones(1)
+    dist.all_reduce(tokens)
+    stream.synchronize()
+    if tokens.item() != session.world:
+        raise ValueError(f"the number of tokens of all ranks is {tokens.item()}")
+
+
+def slow_copies() -> None:
+    """
+    Let copies from ordinary host memory to the device wait for the stream.
+    """
+    write = forward_buffers._write
+
+    def behind_the_stream(present: list[tuple[int, Tensor]], content: bytes) -> None:
+        stream.synchronize()
+        write(present, content)
+
+    forward_buffers._write = behind_the_stream
+
+
 def once(mark: str) -> bool:
     """
     Return True the first time that a process of the job asks for this mark.
@@ -146,9 +177,23 @@ def evaluate(step: int) -> None:
     model.eval()
     with torch.no_grad():
         loss = model(batch(-step)).square().mean()
+    die(step, "evaluation")
     dist.all_reduce(loss)
     stream.synchronize()
+    evaluated[:] = [loss.item()]
     model.train()
+
+
+evaluated: list[float] = []
+"""The loss of the last evaluation."""
+
+
+def note(step: int) -> None:
+    """
+    Write the loss of the last evaluation to a file, as a script does that keeps the best checkpoint.
+    """
+    with (session.run_dir / f"noted-{session.rank}").open("a") as file:
+        file.write(f"{step} {evaluated[0]}\n")
 
 
 def steps(session: tft.Session) -> Iterator[int]:
@@ -177,6 +222,8 @@ def train(session: tft.Session) -> None:
             raise tft.TrainingFault("a link of this rank has failed", kind="network")
         if sides:
             add_over_sides(step)
+        if args.guard:
+            count_tokens()
         with session.update():
             die(step, "window")
             slow = step == args.slow and once(f"slow-{session.rank}")
@@ -194,11 +241,15 @@ def train(session: tft.Session) -> None:
             else:
                 dist.all_reduce(metric)
             stream.synchronize()  # on a real device, `item()` waits for the stream
+            session.record({"metric": metric.item(), "best": plateau.best})
             plateau.step(metric.item())
 
 
+if args.norm:
+    slow_copies()
 session.adopt(model=model, optimizer=optimizer, scheduler=plateau, wrap=wrap)
 session.evaluate(evaluate, every=7)
+session.after_step(note, every=7)
 session.run(train)
 stream.synchronize()
 record.finish(session.digests())

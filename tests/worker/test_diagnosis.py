@@ -63,6 +63,15 @@ diagnose = Diagnostician(broken).diagnose
         (CUDA.format("unspecified launch failure"), "process", True),
         (CUDA.format("no CUDA-capable device is detected"), "process", True),
         (CUDA.format("system not yet initialized"), "process", True),
+        ("CUDA driver error: uncorrectable ECC error encountered", "memory", True),
+        ("Triton Error [CUDA]: uncorrectable ECC error encountered", "memory", True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", "software", True),
+        (
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
+            "process",
+            True,
+        ),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "process", True),
         (CUDA.format("device-side assert triggered"), "software", True),
         (CUDA.format("an illegal memory access was encountered"), "software", True),
         (CUDA.format("out of memory"), "software", False),
@@ -110,6 +119,16 @@ def test_device_words_in_another_exception_type_are_a_software_fault() -> None:
 def test_adaptor_classifies_the_exceptions_of_its_framework() -> None:
     """When neither the exception nor the table gives a kind, then the adaptor gives the kind."""
     assert diagnose(ConnectionResetError()) == Diagnosis(kind="network")
+
+
+def test_adaptor_may_know_why_what_looks_like_a_bug_is_none() -> None:
+    """When the table says that an error is a bug of the script, and the adaptor gives another kind,
+    then that kind counts. The context is lost nevertheless."""
+    asserted = RuntimeError(CUDA.format("device-side assert triggered"))
+    broken_link = Diagnostician(lambda error: "network").diagnose(asserted)
+    assert broken_link == Diagnosis(kind="network", context_lost=True)
+    unknown = Diagnostician(lambda error: None).diagnose(asserted)
+    assert unknown == Diagnosis(kind="software", context_lost=True)
 
 
 def test_training_fault_declares_the_fault() -> None:

@@ -732,7 +732,7 @@ class AdaptorSpecs:
         Return a `Diagnosis` if the kind alone does not say enough. Return None if the adaptor does
         not know the exception. A `tft.TrainingFault` that declares a kind takes precedence over the
         result. The table of device faults, which maps error texts to kinds of faults, takes
-        precedence too. The hook is also called for each exception from which `error` was raised
+        precedence too, except for a line that says that the error is a bug of the script. The hook is also called for each exception from which `error` was raised
         (its `__cause__` and `__context__`).
         """
 

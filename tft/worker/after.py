@@ -145,11 +145,18 @@ class AfterPhase:
         """
         return self.functions.due(step)
 
-    def call(self, after: Sequence[AfterStep], step: int, expect: Callable[[float], None]) -> None:
+    def call(
+        self,
+        after: Sequence[AfterStep],
+        step: int,
+        expect: Callable[[float], None],
+        complete: Callable[[], None],
+    ) -> None:
         """
         Call the functions in `after`, which are due after this step. Before each call,
         `expect(seconds)` announces how long the function may take, so that the rank does not count
-        as hanging.
+        as hanging. After each call, `complete()` raises an exception if collectives of the function
+        may have been aborted on the device. So no further function gets their wrong results.
         """
         self._records.begin_after(step)
         self.running = True
@@ -157,6 +164,7 @@ class AfterPhase:
             for each in after:
                 expect(each.limit)
                 self.functions.call(each, step, self._digests)
+                complete()
         finally:
             self.running = False
             self._called()

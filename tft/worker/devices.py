@@ -10,8 +10,8 @@ message. `docs/explanation/device_faults.md` shows the table.
 
 from tft.spi.types import DeviceFault
 
-_CUDA = r"(CUDA error: |Cuda failure (\d+ )?')"
-"""The prefixes that torch and NCCL put before the text of the CUDA runtime."""
+_CUDA = r"(CUDA (driver )?error: |Triton Error \[CUDA\]: |Cuda failure (\d+ )?')"
+"""The prefixes that torch, Triton and NCCL put before the text of the CUDA runtime or driver."""
 _CODE = r"[Ee]rror[ _]?[Cc]ode\D{0,8}"
 """The prefix that torch_npu and MindSpore put before the number of a CANN error."""
 _RUNTIME = "CUDA Runtime API, cudaError_t"
@@ -108,6 +108,12 @@ DEVICE_FAULTS = (
         kind="process",
         context_lost=True,
         source=f"{_RUNTIME} 719, 714, 702",
+    ),
+    DeviceFault(
+        words=r"CU(BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_(EXECUTION_FAILED|EXEC_FAILED|MAPPING_ERROR)",
+        kind="process",
+        context_lost=True,
+        source="cuBLAS, cuDNN, cuSPARSE, cuSOLVER, cuFFT: a kernel was not carried out",
     ),
     DeviceFault(
         words=_CUDA + r"(CUDA-capable device\(s\) is/are busy or unavailable"

@@ -5,8 +5,8 @@ whether the process can continue.
 The exception is examined first, then the exceptions from which it was raised. For each of them
 these sources are asked, in this order: the kind that a `TrainingFault` declares, the lines that
 plugins add, the table of device faults, the adaptor. The first source that knows one of the
-exceptions decides the kind. The device context counts as lost if any source says so for any of
-these exceptions.
+exceptions decides the kind. The line of the table that says that an error is a bug of the script is asked last.
+The device context counts as lost if any source says so for any of these exceptions.
 """
 
 import re
@@ -73,9 +73,10 @@ class Diagnostician:
         """
         if isinstance(error, TrainingFault) and error.kind is not None:
             return Diagnosis(kind=error.kind)
-        if line is not None:
-            return Diagnosis(kind=line.kind or "software")
-        return classified
+        if line is not None and line.kind is not None:
+            return Diagnosis(kind=line.kind)
+        # the adaptor may know why what looks like a bug of the script is none
+        return classified or (None if line is None else Diagnosis(kind="software"))
 
     def _classified(self, error: BaseException) -> Diagnosis | None:
         """

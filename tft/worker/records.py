@@ -32,9 +32,13 @@ Row = Mapping[str, object]
 class Records:
     """
     The files of one rank to which its script adds rows.
+
+    `check` is called before each row is added. It raises an exception if the values of the row may
+    be wrong, because collectives were aborted.
     """
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
+    def __init__(self, run_dir: Path, rank: int, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._rows = _RowFile(run_dir / f"records-rank{rank}.jsonl", "session.record")
         self._values = _RowFile(run_dir / f"values-rank{rank}.jsonl", "session.log")
         self._step: int | None = None
@@ -68,6 +72,7 @@ class Records:
                 f"the row that session.record was given has the key {taken[0]!r}, which tft adds "
                 "to each row itself: rename the key"
             )
+        self._check()
         self._rows.write(self._where(step), row)
 
     def log(self, step: int, values: Row) -> None:
@@ -80,6 +85,7 @@ class Records:
         """
         numbers = {name: _number(name, value) for name, value in values.items()}
         if numbers:
+            self._check()
             self._values.write(self._where(step), {"unix": unix_time(), "values": numbers})
 
     def drop_later(self, step: int) -> None:

@@ -96,7 +96,9 @@ class Session:
         check = partial(self._observers.check, self)
         self._saving = Saving(self._hook)
         self._hands = Hands(self, self._gate, self._hook, self._page, self._saving, check)
-        self._records = Records(settings.run_dir, settings.rank)
+        self._records = Records(
+            settings.run_dir, settings.rank, lambda: self._loop.refuse_after_abort()
+        )
         log_file = f"rank-{settings.rank}.{settings.incarnation}.log"
         quiet_log.open(settings.run_dir / "logs" / log_file)
         self._loop = self._make_loop()

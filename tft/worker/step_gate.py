@@ -96,6 +96,13 @@ class Gate:
         """
         return self._place[0]
 
+    @property
+    def aborted(self) -> bool:
+        """
+        True if the training thread is in the loop, and its collectives were aborted.
+        """
+        return self._inside and self.abandoned.is_set()
+
     def enter(self) -> None:
         """
         Record that the training thread enters the loop.

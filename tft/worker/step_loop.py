@@ -399,6 +399,14 @@ class StepLoop:
         if self.gate.in_tail:
             self._end_step()
 
+    def refuse_after_abort(self) -> None:
+        """
+        Raise `Interrupted` if collectives of this step were aborted on the device: what the loop has
+        read since then may be wrong.
+        """
+        if self._edges.synchronize is not None and self.gate.aborted:
+            raise Interrupted
+
     def contributing(self) -> None:
         """
         Capture the rank-local state, because from now on the other ranks can finish the step
@@ -482,8 +490,7 @@ class StepLoop:
 
         If the loop has no tails, this also ends the step.
         """
-        if self._edges.synchronize is not None:
-            self._edges.synchronize(closing=True)
+        self._complete_collectives()
         step = self.gate.completed + 1
         tail = self.tails
         if self.observers.work is not None:
@@ -513,6 +520,14 @@ class StepLoop:
         if not tail:
             self._end_step()
 
+    def _complete_collectives(self) -> None:
+        """
+        Wait for the device, if it carries out collectives after their calls have returned. Raises
+        an exception if one of them may have been aborted, because its result is then wrong.
+        """
+        if self._edges.synchronize is not None:
+            self._edges.synchronize(closing=True)
+
     def _end_step(self) -> None:
         """
         End the step: the loop has done all its work of this step.
@@ -520,9 +535,8 @@ class StepLoop:
         Raises `Interrupted` when the rank must leave the loop after this step.
         """
         step = self.gate.completed
-        if self.tails and self._edges.synchronize is not None:
-            # wait for the device, because the tail may have started collectives
-            self._edges.synchronize(closing=True)
+        if self.tails:
+            self._complete_collectives()
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -652,7 +666,7 @@ class StepLoop:
             raise Interrupted
         self._await_copy()
         self.observers.state_released()
-        self.after.call(after, step, self.expect)
+        self.after.call(after, step, self.expect, self._complete_collectives)
         if self.digests is not None:
             self.digests.called_after(step, [each.name for each in after])
         self.gate.ended(after=False)

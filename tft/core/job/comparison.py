@@ -677,7 +677,8 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
         said = (
             f"ranks {sorted(those)} were cut off in the tail of step {step} at "
             f"{line or 'an unknown line'}, and no rank{among} is left that has ended the step: the "
-            "code after that line was not run for this step"
+            "code after that line was not run for this step (on a device: perhaps all of it was run, "
+            "but with results of aborted collectives)"
         )
         job.incident.exactness.tails[said] = step
 
