@@ -9,6 +9,8 @@ from typing import Any
 
 from mindio_ttp.link import Desk, Line
 
+from tests.e2e.jobs import until
+
 LIMIT = 10.0
 
 
@@ -48,4 +50,5 @@ def test_the_end_of_a_replaced_orchestrator_is_not_reported(tmp_path: Path) -> N
     changes.get(timeout=LIMIT)
     second.close()
     changes.get(timeout=LIMIT)
-    assert not desk.present()
+    # nothing says when the end of the first one has been seen
+    until(lambda: not desk.present(), "no orchestrator is left")
