@@ -218,6 +218,24 @@ def unusable(kind: str) -> str:
     return f"is on device {kind}, for which torch knows no collective backend"
 
 
+def select() -> None:
+    """
+    Make the device whose index is in the variable `LOCAL_RANK` the current one, as torch's
+    `DeviceMesh` does when it is made. Do nothing if the script has chosen or used a device already.
+
+    A mesh over groups that send nothing does not choose a device, so the first tensor on a device
+    would be on the first device of the node, on all ranks. And a later mesh does not choose another
+    one.
+    """
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None or torch.get_device_module(kind.type).is_initialized():
+        return
+    told = os.environ.get("LOCAL_RANK", "")  # noqa: TID251  # torch reads this variable
+    # without the check: a rank that sees only its own device has device 0
+    if told.isdecimal() and int(told) < torch.accelerator.device_count():
+        torch.accelerator.set_device_index(int(told))
+
+
 def undisturbed() -> AbstractContextManager[None]:
     """
     Return a context manager that restores, at its end, the random generators of the CPU and of all

@@ -23,7 +23,7 @@ from tft.spi import Made
 from tft_pytorch import meshes
 from tft_pytorch.adopted_maker import check_plain
 from tft_pytorch.buckets import Wrappers
-from tft_pytorch.device import Devices, devices_of, undisturbed
+from tft_pytorch.device import Devices, devices_of, select, undisturbed
 from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.sharded_state import Parts, filled, room, written
 from tft_pytorch.state_store import StateStore
@@ -214,6 +214,7 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
     # importing this module registers torch's backend `fake`
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    select()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield

@@ -201,6 +201,37 @@ def test_a_factory_that_seeds_leaves_the_generators_of_devices_alone(
 
 
 @pytest.mark.parametrize(
+    ("local_rank", "used", "current"),
+    [
+        pytest.param("1", False, 1, id="second of two"),
+        pytest.param("1", True, 0, id="script has chosen"),
+        pytest.param("5", False, 0, id="sees only its own"),
+        pytest.param("no-rank-yet", False, 0, id="warm process"),
+    ],
+)
+def test_the_trial_of_a_factory_uses_the_device_of_the_rank(
+    module: Module,
+    monkeypatch: pytest.MonkeyPatch,
+    local_rank: str,
+    used: bool,
+    current: int,
+) -> None:
+    """When a factory makes a mesh over groups that send nothing, and the script has not chosen a
+    device, then the current device is the one that torch's DeviceMesh would choose."""
+    chosen = [0]
+    accelerator = SimpleNamespace(
+        current_accelerator=lambda check_available=False: torch.device("cuda"),
+        device_count=lambda: 2,
+        set_device_index=lambda index: chosen.append(index),
+    )
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    monkeypatch.setattr(module, "is_initialized", lambda: used, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    device.select()
+    assert chosen[-1] == current
+
+
+@pytest.mark.parametrize(
     ("kinds", "sentence"),
     [
         (("meta",), "on device meta, for which torch knows no collective backend"),
