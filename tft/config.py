@@ -98,8 +98,10 @@ class JobSettings:
     resume: bool = False
     """True: the job continues from the newest checkpoint. False: training starts anew."""
     export: Path | None = None
-    """The directory for a checkpoint in the form of the framework. The job then resumes only to write
-    this checkpoint, and trains no step. None: the job trains."""
+    """The directory in which the last checkpoint is also written in the form of the framework, when
+    the job has ended with one. None: only in the form of tft."""
+    export_only: bool = False
+    """True: the job resumes only to write the newest checkpoint to `export`, and trains no step."""
     curve: Path | None = None
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
@@ -182,6 +184,8 @@ class RankSettings:
     """TFT_SKIP_BATCH: see `JobSettings.skip_batch` (1 or 0)."""
     export: Path | None = None
     """TFT_EXPORT: see `JobSettings.export`. An empty variable means None."""
+    export_only: bool = False
+    """TFT_EXPORT_ONLY: see `JobSettings.export_only` (1 or 0)."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -221,6 +225,7 @@ class RankSettings:
             "TFT_SUCCESSOR": str(int(self.successor)),
             "TFT_SKIP_BATCH": str(int(self.skip_batch)),
             "TFT_EXPORT": str(self.export or ""),
+            "TFT_EXPORT_ONLY": str(int(self.export_only)),
             "TFT_AUDIT": self.audit,
             "TFT_LAST_STEP": str(self.last_step),
             "TFT_RECORD_DIGESTS": str(int(self.record_digests)),
@@ -263,6 +268,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             successor=environ["TFT_SUCCESSOR"] == "1",
             skip_batch=environ["TFT_SKIP_BATCH"] == "1",
             export=_path(environ["TFT_EXPORT"]),
+            export_only=environ["TFT_EXPORT_ONLY"] == "1",
             audit=environ["TFT_AUDIT"],
             last_step=int(environ["TFT_LAST_STEP"]),
             record_digests=environ["TFT_RECORD_DIGESTS"] == "1",

@@ -82,9 +82,17 @@ def folder(tmp_path: Path) -> Path:
         (["--report", "no/where.json", "train.py"], "the directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
         (["--resume", "train.py"], "--resume needs the --run-dir of the run to continue"),
+        (["--export-only", "train.py"], "in the form of the framework: add --resume, and --export"),
         (
-            ["--export", "there", "train.py"],
-            "writes the newest checkpoint in another form: add --resume",
+            ["--export", "there", "--export-only", "train.py"],
+            "in the form of the framework: add --resume, and --export",
+        ),
+        (
+            [
+                *("--export", "there", "--nnodes", "2", "--run-dir", "run"),
+                *("--job", "j", "--broker", "127.0.0.1:29400", "train.py"),
+            ],
+            "only for a job of one node that it has started itself",
         ),
         (["--checkpoint-name", "last", "train.py"], "must contain the step once, as {step}"),
         (["--checkpoint-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),

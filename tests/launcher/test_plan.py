@@ -51,6 +51,7 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: the options have different
         "spread_savers": False,
         "skip_batch": False,
         "export": None,
+        "export_only": False,
         "warm_ranks": 0,
         "backup_every": 0,
         "on_corruption": "majority",

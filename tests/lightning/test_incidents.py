@@ -218,15 +218,15 @@ def test_a_job_without_faults_trains_as_lightning(tmp_path: Path, undisturbed: P
 
 
 def test_a_last_checkpoint_becomes_one_of_lightning(tmp_path: Path, undisturbed: Path) -> None:
-    """When a job has ended with a last checkpoint, then a job that resumes only to export it writes
-    the checkpoint that `ModelCheckpoint` writes after this step, and trains no step. Only what
-    `ModelCheckpoint` says about its own files differs."""
-    broken = protected(tmp_path, (), "--raises", "7")
-    assert broken.code == 3, broken.output
+    """When a job ends with a last checkpoint, and the user has asked for one of the framework too,
+    then the checkpoint is written that `ModelCheckpoint` writes after this step, and the job can be
+    resumed from its own. Only what `ModelCheckpoint` says about its own files differs."""
     place = tmp_path / "exported"
-    exported = protected(tmp_path, ("--resume", "--export", str(place)))
-    assert exported.code == 0, exported.output
-    assert exported.report["steps"] == 7
+    faults = ("--chaos", "kill:rank=1,step=8,phase=forward", "--max-incidents", "0")
+    broken = protected(tmp_path, ("--export", str(place), *faults))
+    assert broken.code == 3, broken.output
+    assert "tft: the last checkpoint is written in the form of the framework" in broken.output
+    assert (broken.report["result"], broken.report["steps"]) == ("dumped", 7)
     (own,) = undisturbed.rglob("step-step=7.ckpt")
     found, expected = (content(path, undisturbed) for path in (place / "step-7.ckpt", own))
     names = [name for name in expected["callbacks"] if "ModelCheckpoint" in name]

@@ -214,7 +214,8 @@ def test_a_checkpoint_of_tft_becomes_one_of_torchtitan(tmp_path: Path) -> None:
     expected = plain(tmp_path / "plain", *arguments)
     survived(tmp_path, [], *arguments, options=("--checkpoint-every", "3", "--last-step", "3"))
     place = tmp_path / "out" / "exported"
-    outcome = survived(tmp_path, [], *arguments, options=("--resume", "--export", str(place)))
+    options = ("--resume", "--export", str(place), "--export-only")
+    outcome = survived(tmp_path, [], *arguments, options=options)
     assert outcome.report["steps"] == 3
     (written,) = checkpoints(tmp_path / "out", "exported").values()
     assert same(written, checkpoints(expected)["step-3"])

@@ -291,7 +291,7 @@ def test_a_last_checkpoint_becomes_one_of_the_trainer(tmp_path: Path, plain: Pla
     outcome = train(tmp_path, ("--fails", "3", *small))
     assert outcome.code == 3, outcome.output
     place = tmp_path / "out" / "exported"
-    exported = train(tmp_path, small, "--resume", "--export", str(place))
+    exported = train(tmp_path, small, "--resume", "--export", str(place), "--export-only")
     assert exported.code == 0, exported.output
     assert exported.report["steps"] == 3
     undisturbed = plain("saving", *small)

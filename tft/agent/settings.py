@@ -227,6 +227,7 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         curve=job.curve,
         skip_batch=job.skip_batch,
         export=job.export,
+        export_only=job.export_only,
         audit=job.audit,
         last_step=job.last_step,
         record_digests=job.record_digests,

@@ -3,6 +3,7 @@ The commands of `tft` as click commands. Each command imports the code it needs 
 """
 
 import signal
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,19 @@ def run_command() -> click.Command:
 
     def run(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
-        from tft.launcher.plan import check_plan, make_plan
+        from tft.launcher.export import export_last
+        from tft.launcher.plan import Plan, check_plan, make_plan
         from tft.launcher.run import launch
 
+        def run_as_planned(plan: Plan, options: Mapping[str, Any]) -> int:  # Any: as above
+            added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
+            check_plan(plan)
+            return launch(plan, {name: value for each in added for name, value in each.items()})
+
         plan = make_plan(options)
-        added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
-        check_plan(plan)
-        return launch(plan, {name: value for each in added for name, value in each.items()})
+        code = run_as_planned(plan, options)
+        export_last(plan, code, options, lambda other: run_as_planned(make_plan(other), other))
+        return code
 
     return click.Command(
         "run",

@@ -189,7 +189,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     checkpoint_dir: Path | None = options["checkpoint_dir"]
     curve: Path | None = options["curve"]
     export: Path | None = options["export"]
-    _check_resume(options, checkpoint_dir, export)
+    _check_resume(options, checkpoint_dir)
+    _check_export(options, launched=launched)
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
@@ -244,15 +245,32 @@ def _another(settings: JobSettings, node: int) -> int:
 def _check_resume(
     options: Mapping[str, Any],  # Any: the options have different types
     checkpoint_dir: Path | None,
-    export: Path | None,
 ) -> None:
     if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
         raise UsageError(
             "--resume needs the --run-dir of the run to continue, or the --checkpoint-dir that "
             "has its checkpoints"
         )
-    if export is not None and not options["resume"]:
-        raise UsageError("--export writes the newest checkpoint in another form: add --resume")
+
+
+# Any: the options have different types
+def _check_export(options: Mapping[str, Any], *, launched: bool) -> None:
+    """
+    Check the options about a checkpoint in the form of the framework. Raises `UsageError` if they
+    do not fit together. `launched` is True if the job runs under another launcher.
+    """
+    export, only = options["export"], options["export_only"]
+    if only and (export is None or not options["resume"]):
+        raise UsageError(
+            "--export-only writes the newest checkpoint in the form of the framework: add --resume, "
+            "and --export with the directory for it"
+        )
+    if export is not None and not only and (launched or options["nnodes"] > 1):
+        raise UsageError(
+            "--export starts the ranks once more when the job has ended, which `tft run` does only "
+            "for a job of one node that it has started itself: leave it out, and run the job with "
+            "--resume --export DIR --export-only afterwards"
+        )
 
 
 def named(plan: Plan) -> Plan:

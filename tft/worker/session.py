@@ -180,13 +180,13 @@ class Session:
     def export(self) -> Path | None:
         """
         Return the directory in which the loop is to write a checkpoint of its framework, if the job
-        has resumed only for that (`--export`). Otherwise return None.
+        has resumed only for that (`--export-only`). Otherwise return None.
 
         A loop that can do this calls this method before `begin` or `run`. When all ranks have written
         the checkpoint, the loop ends as it does after its last step.
         """
         self._saving.exports = True
-        return self._settings.export
+        return self._settings.export if self._settings.export_only else None
 
     @property
     def checkpoints(self) -> CheckpointStore:
