@@ -10,12 +10,13 @@ function.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tft.errors import OrderRefused, StateChanged
+from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages
@@ -34,6 +35,7 @@ from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
+from tft_pytorch.unchanged import Unchanged
 
 _LASTING = ("master.", "optim.state.")
 """Prefixes of the names of tensors. Tensors with these prefixes change only within update windows.
@@ -174,9 +176,7 @@ class StateStore:
         """The content of each shard, while the user's objects do not exist. Empty while the objects
         exist."""
         self._awaited: dict[str, Awaited] = {}
-        self._compared: dict[str, str] = {}
-        """By shard: the digest of the parameters, as they were compared with those of other ranks and
-        as they must be when the wrappers are built. Empty after the next step."""
+        self._unchanged = Unchanged()
         if maker.made is not None:
             self._describe()
             self._watch(maker.made)
@@ -228,7 +228,7 @@ class StateStore:
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
-            self._compared.clear()
+            self._unchanged.forget()
         return self._local_state.capture(closing=closing)
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
@@ -274,8 +274,10 @@ class StateStore:
 
         Each `GradScaler` also forgets how far it has come in the interrupted step. The noted losses
         and gradient norms are dropped. They come from the interrupted step, or from backward passes
-        that tft ran to free and to build wrappers.
+        that tft ran to free and to build wrappers. Raises `StateChanged` if the last `rebuild` has
+        changed the parameters.
         """
+        self._unchanged.wait()
         step_numbers.watch.forget()
         lost = self._local_state.rollback(local_state)
         if self._maker.made is not None:
@@ -326,7 +328,7 @@ class StateStore:
         Undo the changes of an unfinished step, because this rank may have to give its state to
         another rank. Drop the wrappers and all references to the process groups.
         """
-        self.backups.wait()
+        self._wait_for_readers()
         self._wrappers.drop()
         step_numbers.watch.forget()
         self._trained.put_back()  # restore `requires_grad` now, because the next wrapper reads it
@@ -341,10 +343,10 @@ class StateStore:
         groups. Return the built objects.
 
         The built objects have the same content as before, and reduce gradients in the same order.
-        Raises `StateChanged` if the parameters are not those that were compared with other ranks.
+        `rollback` raises `StateChanged` if the parameters are not those that were compared with
+        other ranks.
         """
-        self.backups.wait()
-        compared, self._compared = self._compared, {}
+        self._wait_for_readers()
         self._wrappers.drop()
         if self._passing():
             self._detach()
@@ -354,18 +356,21 @@ class StateStore:
         self._kept = {}
         # do not count the change of all buffers by DDP's constructor as a change by a forward pass
         self._local_state.running.rest()
-        self._refuse_changes(compared)
+        self._unchanged.begin(self._reading)
         return built
 
-    def _refuse_changes(self, compared: Mapping[str, str]) -> None:
-        for shard, before in compared.items():
-            tensors = self.content(shard).tensors
-            if model_part(tensors, self._local_state.running.own(tensors)) != before:
-                raise StateChanged(
-                    f"the parameters of shard {shard!r} have changed while the wrapper of the model "
-                    "was built, although no step was trained: the function that builds it (wrap or "
-                    "make of session.adopt) must not change them"
-                )
+    def _reading(self, shard: str) -> Callable[[], str]:
+        tensors = self.content(shard).tensors
+        return partial(model_part, tensors, self._local_state.running.own(tensors))
+
+    def _wait_for_readers(self) -> None:
+        """
+        Wait until no other thread reads the state, because it may change from now on.
+
+        Raises `StateChanged` if the last `rebuild` has changed the parameters.
+        """
+        self.backups.wait()
+        self._unchanged.wait()
 
     def _detach(self) -> None:
         """
@@ -437,7 +442,7 @@ class StateStore:
         buffers are new memory, for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
-        self.backups.wait()
+        self._wait_for_readers()
         awaited = self._awaited.setdefault(shard, Awaited())
         room = awaited.make(meta, self._maker.room(shard, meta))
         return [*room, *self._local_state.modes.take()] if self._has_modes(shard) else room
@@ -479,7 +484,7 @@ class StateStore:
         from tft_pytorch.checkpoints import load
 
         self._refuse_other(shard)
-        self.backups.wait()
+        self._wait_for_readers()
         self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
         self._local_state.modes.forget()
 
@@ -545,7 +550,7 @@ class StateStore:
             self._kept = {name: known[name] for name in self._maker.shards() if name in known}
 
     def _forget(self) -> None:
-        self._compared.clear()
+        self._unchanged.forget()
         self._local_state.forget()
         self._settings.forget()
 
@@ -565,7 +570,7 @@ class StateStore:
         # leave out the modes of the modules, because one rank may run an evaluation for all ranks
         content = self.content(shard)
         parts = shard_parts(content.payload(), self._local_state.running.own(content.tensors))
-        self._compared[shard] = parts.get("model", "")
+        self._unchanged.compared(shard, parts.get("model", ""))
         return parts
 
     def slices(self, shard: str) -> SliceContent:

@@ -601,7 +601,8 @@ class AdaptorSpecs:
         Build the framework's wrapper of the model (for example DDP) anew, and return the wrapper.
 
         At this point all copies of each shard are equal, and the hook must not change the state.
-        Raise `StateChanged` if it has changed: this rank then counts as one without a copy.
+        Raise `StateChanged` if it has changed: this rank then counts as one without a copy. A hook
+        that is called later may raise it too, such as `tft_rollback`.
         All settings that decide the order of gradient reduction must have the values that they had
         before the process groups were lost.
         """

@@ -13,7 +13,7 @@ import xxhash
 
 from tft.spi.types import Buffer, DeviceBuffer
 
-_PIECE = 4 * 2**20
+_PIECE = 16 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
 _SHARE = 32 * 2**20
@@ -45,7 +45,7 @@ def digest_parts(heads: Mapping[str, bytes], contents: Iterable[Content]) -> dic
     `heads` maps the name of a part to bytes that are digested before the buffers of that part.
     `contents` lists the buffers, each with the name of its part, in the same order on every rank.
     Large contents are read by up to four threads, which have ended when this function returns. Each
-    thread copies content that is on a device to the host, in pieces of 4 MiB.
+    thread copies content that is on a device to the host, in pieces of 16 MiB.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []

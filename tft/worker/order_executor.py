@@ -172,7 +172,17 @@ class Hands:
     def carry_out(self, order: RankOrder) -> Work:
         """
         Carry out an order and return the result. Raises an exception if the order fails.
+
+        If the adaptor finds that its state has changed since ranks compared it, this rank has no
+        copy of the state any more.
         """
+        try:
+            return self._carry_out(order)
+        except StateChanged:
+            self._gate.tear()
+            raise
+
+    def _carry_out(self, order: RankOrder) -> Work:
         if isinstance(order, Load | Fetch | Restore | Regroup | Reload | Save):
             self._drop_unused_groups(order)
         match order:
@@ -202,7 +212,7 @@ class Hands:
                 self._reload(order)
                 return self._compared()
             case Rebuild():
-                self._rebuild()
+                self._state.model = self._hook.tft_rebuild()
                 if self._promised is not None:
                     self._hold(self._promised)
                     self._promised = None
@@ -221,13 +231,6 @@ class Hands:
             case _:
                 assert_never(order)
         return Work()
-
-    def _rebuild(self) -> None:
-        try:
-            self._state.model = self._hook.tft_rebuild()
-        except StateChanged:
-            self._gate.tear()
-            raise
 
     def _drop_groups(self) -> None:
         # also drop the last reference to the old wrapper of the model (such as DDP) that exists
