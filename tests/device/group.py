@@ -145,7 +145,7 @@ class LaggingGroup(dist.ProcessGroup):
         self._begun = 0
         self._pending: list[LaggingWork] = []
 
-    def begin(self, name: str, *args: Any) -> dist.Work:
+    def begin(self, name: str, *args: Any, **named: Any) -> dist.Work:
         """
         Put a collective into the queue of the stream.
         """
@@ -156,7 +156,7 @@ class LaggingGroup(dist.ProcessGroup):
         outputs = args[0] if args else []
         work = kind(
             self,
-            lambda: getattr(self._gloo, name)(*args),
+            lambda: getattr(self._gloo, name)(*args, **named),
             outputs,
             # a send or receive of gloo becomes complete only when a thread waits for it
             polled=name not in _MESSAGES,
@@ -235,8 +235,8 @@ def _tensors(found: Any) -> list[torch.Tensor]:
 
 
 def _operation(name: str) -> Callable[..., dist.Work]:
-    def operation(self: LaggingGroup, *args: Any) -> dist.Work:
-        return self.begin(name, *args)
+    def operation(self: LaggingGroup, *args: Any, **named: Any) -> dist.Work:
+        return self.begin(name, *args, **named)
 
     operation.__name__ = name
     return operation
