@@ -248,7 +248,9 @@ class AdaptorSpecs:
         Wait until the device has done all its work.
 
         The hook is called with `closing=False` before an update window opens. It is called with
-        `closing=True` before the window closes, and again before the step ends.
+        `closing=True` before the window closes, and again before the step ends. A program with a
+        training loop of its own may have it called with `closing=True` at any other place of a step
+        (`Session.synchronize`).
 
         Raise an exception if a collective in the work of the device may have been aborted, or if a
         communicator reports an error. A device reports an aborted collective as a success, so

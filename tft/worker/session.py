@@ -552,6 +552,18 @@ class Session:
         self._loop.finish()
         self._left(self._finished())
 
+    def synchronize(self) -> None:
+        """
+        Wait until the device has done its work. Raises an exception if a collective in it may have
+        been aborted, because its result is then wrong. For programs with a training loop of their
+        own.
+
+        Call this in `attempt` before a result of collectives is taken out of it. A device reports
+        an aborted collective as a success, so nothing else shows that the result is wrong. Where a
+        collective is complete when its call returns, this method does nothing.
+        """
+        self._loop.synchronize()
+
     def contributing(self) -> None:
         """
         Capture the rank-local state, because from now on the other ranks can finish the step

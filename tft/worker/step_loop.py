@@ -407,6 +407,14 @@ class StepLoop:
         if self._edges.synchronize is not None and self.gate.aborted:
             raise Interrupted
 
+    def synchronize(self) -> None:
+        """
+        Wait until the device has done its work. Raises an exception if a collective in it may have
+        been aborted, because its result is then wrong.
+        """
+        if self._edges.synchronize is not None:
+            self._edges.synchronize(closing=True)
+
     def contributing(self) -> None:
         """
         Capture the rank-local state, because from now on the other ranks can finish the step
@@ -490,7 +498,7 @@ class StepLoop:
 
         If the loop has no tails, this also ends the step.
         """
-        self._complete_collectives()
+        self.synchronize()
         step = self.gate.completed + 1
         tail = self.tails
         if self.observers.work is not None:
@@ -520,14 +528,6 @@ class StepLoop:
         if not tail:
             self._end_step()
 
-    def _complete_collectives(self) -> None:
-        """
-        Wait for the device, if it carries out collectives after their calls have returned. Raises
-        an exception if one of them may have been aborted, because its result is then wrong.
-        """
-        if self._edges.synchronize is not None:
-            self._edges.synchronize(closing=True)
-
     def _end_step(self) -> None:
         """
         End the step: the loop has done all its work of this step.
@@ -536,7 +536,7 @@ class StepLoop:
         """
         step = self.gate.completed
         if self.tails:
-            self._complete_collectives()
+            self.synchronize()
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -666,7 +666,7 @@ class StepLoop:
             raise Interrupted
         self._await_copy()
         self.observers.state_released()
-        self.after.call(after, step, self.expect, self._complete_collectives)
+        self.after.call(after, step, self.expect, self.synchronize)
         if self.digests is not None:
             self.digests.called_after(step, [each.name for each in after])
         self.gate.ended(after=False)
