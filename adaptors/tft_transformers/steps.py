@@ -76,10 +76,18 @@ class Steps:
         self._resume()
         self.end_step()  # says to tft that the ends of steps are marked
 
-    def perform(self, function: Callable[[], Result], default: Result) -> Result:
+    def perform(
+        self, function: Callable[[], Result], default: Result, *, waits: bool = True
+    ) -> Result:
         """
         Carry out `function` as an operation, and return its result. If the other ranks have
         completed the step without this rank, return `default`.
+
+        The Trainer keeps the result, also when a later operation is interrupted and this one is
+        repeated. So the operation counts as done only when the device has done its work and no
+        collective in it was aborted. With `waits=False` it counts as done when `function` returns:
+        then the result and the bookkeeping must not come from collectives, or `function` must have
+        waited for them itself.
 
         Raises `Rewound`, and `tft.JobEnded` if the job ends.
         """
@@ -97,7 +105,10 @@ class Steps:
             if repeats:
                 self._repeat(operation)
             with self._as_operation():
-                results.append(function())
+                result = function()
+            if waits:
+                self._session.synchronize()
+            results.append(result)
 
         while not self._session.attempt(work):
             if self._resume() == step + 1:
@@ -172,6 +183,15 @@ class Steps:
         self._session.attempt(again)
         self._resume()
 
+    def check(self) -> None:
+        """
+        Within an operation, wait until the device has done its work. Raises an exception if a
+        collective in it may have been aborted, so that nothing is done with a wrong result. Does
+        nothing elsewhere.
+        """
+        if self.inside:
+            self._session.synchronize()
+
     # ------------------------------------------------------------ inside
 
     def _repeat(self, until: _Operation | None = None) -> None:
@@ -184,6 +204,8 @@ class Steps:
                 return
             with nullcontext() if each.speaks else self._surroundings.muted(), self._as_operation():
                 each.function()
+            if not each.speaks:
+                self._session.synchronize()
             self._surroundings.put_back(each.after, only_bookkeeping=True)
 
     @contextmanager

@@ -144,6 +144,12 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         # the evaluation before the first step (`eval_on_start`)
         return {} if self._tft.session.step > 1 else self._tft.afterwards(evaluate)
 
+    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
+        found = super().evaluation_loop(*arguments, **named)
+        # before metrics are logged, and decide which checkpoints are removed
+        self._tft.steps.check()
+        return found
+
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         return self._tft.protected(partial(super().evaluate, *arguments, **named))
 

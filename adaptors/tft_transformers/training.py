@@ -341,7 +341,7 @@ class Training:
             with self.session.update():
                 step()
 
-        self.steps.perform(work, None)
+        self.steps.perform(work, None, waits=False)  # the window waits at both of its edges
         self.in_tail = True
         if self._unchecked and not self.steps.skips:
             self._unchecked -= 1

@@ -3,7 +3,7 @@ Trains a small language model with a `Trainer`, and records what it did. Usage: 
 [options]`.
 
 With `--plain` it is an ordinary script for torchrun. Without it, it is a job of tft. With `--device`,
-the ranks share one GPU.
+the ranks share one GPU. With `--lagging`, collectives are those of the test device.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+from accelerate import DistributedDataParallelKwargs
 from torch.utils.data import Dataset
 from transformers import (
     EarlyStoppingCallback,
@@ -28,6 +29,7 @@ from transformers import (
 
 path += ["."]
 from tests.accelerator.sharing import share_device
+from tests.device.group import install
 from tests.transformers.specials import SPECIALS
 
 parser = argparse.ArgumentParser()
@@ -46,9 +48,12 @@ parser.add_argument("--dies", default="", help="RANK:PLACE:STEP, a place of the 
 parser.add_argument("--checkpoint", default="", help="a checkpoint of the Trainer to resume from")
 parser.add_argument("--special", default="", choices=SPECIALS, help="a Trainer of `specials.py`")
 parser.add_argument("--device", action="store_true")
+parser.add_argument("--lagging", action="store_true")
 options = parser.parse_args()
 if options.device:
     share_device()
+if options.lagging:
+    install()
 options.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -87,7 +92,10 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # Transformers ships no 
         with (options.out / f"{name}-rank{self._rank}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _reached(self, place: str, step: int) -> None:
+    def reached(self, place: str, step: int) -> None:
+        """
+        Kill this process if the options name its rank, this place and this step.
+        """
         mark = options.out / f"died-{place}-{step}"
         here = (str(self._rank), place, str(step))
         if here == (self._victim, self._place, self._step) and not mark.exists():
@@ -95,35 +103,35 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # Transformers ships no 
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._reached("step_begin", state.global_step + 1)
+        self.reached("step_begin", state.global_step + 1)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._reached("substep_end", state.global_step + 1)
+        self.reached("substep_end", state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._write("steps", {"step": state.global_step, "epoch": state.epoch})
-        self._reached("step_end", state.global_step)
+        self.reached("step_end", state.global_step)
         if state.global_step == options.fails:
             raise ValueError("a callback of the user has failed")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any, **named: Any) -> None:
         self._write("logs", {"step": state.global_step, **logs})
-        self._reached("log", state.global_step)
+        self.reached("log", state.global_step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._reached("prediction_step", state.global_step)
+        self.reached("prediction_step", state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._write("evaluations", {"step": state.global_step})
-        self._reached("evaluate", state.global_step)
+        self.reached("evaluate", state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._write("saves", {"step": state.global_step})
-        self._reached("save", state.global_step)
+        self.reached("save", state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._write("epochs", {"epoch": state.epoch})
-        self._reached("epoch_end", state.global_step)
+        self.reached("epoch_end", state.global_step)
 
 
 Chosen: Any = SPECIALS[options.special]
@@ -133,6 +141,16 @@ class Recording(Chosen):  # type: ignore[misc]  # as above
     """
     Records each loss of training.
     """
+
+    recorder: Recorder
+
+    def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
+        self.recorder.reached("batches", self.state.global_step + 1)
+        return super().get_batch_samples(*arguments, **named)
+
+    def prediction_step(self, *arguments: Any, **named: Any) -> Any:
+        self.recorder.reached("prediction", self.state.global_step)
+        return super().prediction_step(*arguments, **named)
 
     def compute_loss(self, model: Any, inputs: Any, **named: Any) -> Any:
         loss = super().compute_loss(model, inputs, **named)
@@ -194,7 +212,8 @@ def train() -> None:
         "disable_tqdm": True,
     }  # fmt: skip
     args = TrainingArguments(output_dir=str(options.out / "output"), **{**defaults, **chosen})
-    callbacks: list[Any] = [Recorder(args.process_index)]
+    recorder = Recorder(args.process_index)
+    callbacks: list[Any] = [recorder]
     if options.patience:
         callbacks.append(EarlyStoppingCallback(options.patience))
     trainer = Recording(
@@ -204,6 +223,11 @@ def train() -> None:
         eval_dataset=Tokens(9, 2),
         callbacks=callbacks,
     )
+    trainer.recorder = recorder
+    if options.lagging:
+        # then gradients are complete when the device has carried out the all-reduces
+        views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        trainer.accelerator.ddp_handler = views
     if options.scaler:
         trainer.accelerator.scaler = torch.amp.GradScaler(
             "cpu", init_scale=2.0**126, backoff_factor=2.0**-60, growth_interval=4

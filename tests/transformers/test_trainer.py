@@ -4,6 +4,7 @@ plain script under torchrun.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -177,6 +178,34 @@ def test_a_trainer_survives_kills_in_all_phases(tmp_path: Path, plain: Plain) ->
         ("recover", 0, [])
     ] * len(PHASES)
     same(tmp_path / "out", plain("most", *MOST), once=("steps",))
+
+
+def test_an_operation_with_an_aborted_collective_is_repeated(tmp_path: Path) -> None:
+    """When a rank is killed before it says how many tokens its batch has, and collectives of the
+    device return before they are complete, then the other rank trains with the tokens of both
+    ranks, and not with the aborted sum: the loss stays that of random tokens."""
+    small = ("--items", "8", "--set", "logging_steps=1", "num_train_epochs=1")
+    outcome = train(tmp_path, (*small, "--lagging", "--dies", "1:batches:2"))
+    assert outcome.code == 0, outcome.output
+    assert {i["strategy"] for i in outcome.incidents} <= {"recover", "retry"}
+    for final in finals(tmp_path / "out"):
+        losses = [entry["loss"] for entry in final["log"] if "loss" in entry]
+        assert losses == [pytest.approx(math.log(64), rel=0.05)] * 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", ["batches:4", "prediction:6", "prediction:12"])
+def test_a_trainer_survives_a_kill_on_a_lagging_device(
+    tmp_path: Path, plain: Plain, place: str
+) -> None:
+    """When a rank is killed before a collective, and collectives of the device return before they
+    are complete, then all records are those of the plain script: also the checkpoints that are kept
+    because their metrics are the best."""
+    options = (*MOST, "save_total_limit=1")
+    outcome = train(tmp_path, (*options, "--lagging", "--dies", f"1:{place}"))
+    assert outcome.code == 0, outcome.output
+    assert outcome.incidents
+    same(tmp_path / "out", plain("best", *options), once=())
 
 
 @pytest.mark.soak
