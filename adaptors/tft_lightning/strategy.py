@@ -255,6 +255,25 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         with self._driver.long():
             super().barrier(*args, **kwargs)
 
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """
+        Return the tensor reduced over all ranks.
+        """
+        found = super().reduce(tensor, *args, **kwargs)
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        """
+        Wait until the device has carried out the last collective. Raises an exception if it may
+        have been aborted: a row of a logger is not written a second time, so it must not have a
+        wrong result.
+
+        The update window checks what `training_step` computes.
+        """
+        if self._driver is not None and self._driver.computing() and not self._inside:
+            self._session.synchronize()
+
     # ---------------------------------------------------------------- without process groups
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -263,7 +282,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         directory.
         """
         if _distributed_is_initialized():
-            return super().broadcast(obj, src)
+            found = super().broadcast(obj, src)
+            self._check()
+            return found
         if src:
             raise UsageError(
                 f"a broadcast from rank {src} needs process groups, which exist in the training "
@@ -285,7 +306,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         Return the tensors of all ranks. Before there are process groups, all ranks count as equal.
         """
         if _distributed_is_initialized():
-            return super().all_gather(tensor, group, sync_grads)
+            found = super().all_gather(tensor, group, sync_grads)
+            self._check()
+            return found
         return apply_to_collection(
             tensor, Tensor, lambda each: torch.stack([each] * self.world_size)
         )
