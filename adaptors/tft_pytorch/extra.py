@@ -5,6 +5,8 @@ a module returns from `get_extra_state`, such as counters or the scales of 8-bit
 An extra state usually changes in the forward pass, so it is part of the rank-local state.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ class ExtraStates:
 
     def __init__(self) -> None:
         self._modules: dict[str, nn.Module] = {}
+        self._places: dict[str, torch.device] = {}
+        """The first device of the model of each kind."""
         self._settled: dict[str, Any] | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -45,6 +49,9 @@ class ExtraStates:
             for name, module in model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
+        self._places = {}
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._places.setdefault(tensor.device.type, tensor.device)
         for name, module in self._modules.items():
             if type(module).set_extra_state is nn.Module.set_extra_state:
                 raise UsageError(
@@ -95,8 +102,12 @@ class ExtraStates:
 
     def put_back(self, noted: object) -> None:
         """
-        Restore the extra states that an earlier call of `noted` returned. Modules that are not in
-        `noted` keep their present extra state.
+        Restore the extra states that an earlier call of `noted` returned, on this rank or another
+        one. Modules that are not in `noted` keep their present extra state.
+
+        A tensor that was on a device comes to the device of the present tensor of its name, because
+        the devices of two ranks may have different numbers. If there is no present tensor on a
+        device of this kind, the tensor comes to the model's first device of this kind.
 
         Raises `MalformedMessage` if `noted` cannot be read.
         """
@@ -108,8 +119,29 @@ class ExtraStates:
             )
         for name, told in noted.items():
             if name in self._modules:
-                self._modules[name].set_extra_state(_together(told))
+                module = self._modules[name]
+                module.set_extra_state(_together(told, self._present(name, module)))
         self._settled = noted
+
+    def _present(self, name: str, module: nn.Module) -> Callable[[str, str], torch.device]:
+        """
+        Return a function that returns the device for a tensor, by its name and by the device on
+        which it was.
+        """
+        kept = Disassembly()
+        with suppress(UsageError):  # it may have changed to something that cannot be kept
+            kept.take_apart(module.get_extra_state(), entry(name))
+
+        def device(called: str, before: str) -> torch.device:
+            kind = torch.device(before).type
+            there = kept.tensors.get(called)
+            if kind == "cpu":
+                return torch.device(kind)
+            if there is not None and there.device.type == kind:
+                return there.device
+            return self._places.get(kind, torch.device(before))
+
+        return device
 
     def rewind(self) -> None:
         """
@@ -159,12 +191,13 @@ def _apart(name: str, module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _together(told: Any) -> object:  # Any: unpacked from a message
+# Any: unpacked from a message
+def _together(told: Any, place: Callable[[str, str], torch.device]) -> object:
     tensors: dict[str, Tensor] = {}
     for name, (dtype, shape, device, content) in told["tensors"].items():
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
         if content:
             source = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             tensor = source.view(tensor.dtype).view(shape)
-        tensors[name] = tensor.to(device)
+        tensors[name] = tensor.to(place(name, device))
     return put_together(told["tree"], tensors)

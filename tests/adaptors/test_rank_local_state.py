@@ -15,9 +15,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import INLINE
 from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
     StatefulDataLoader,
 )
@@ -330,6 +332,34 @@ def test_extra_states_are_rolled_back() -> None:
         assert torch.equal(found["scale"], told["scale"]), each  # type: ignore[arg-type]  # it is a tensor
         assert (found["empty"].shape, found["steps"]) == ((0,), (3, "x"))
     assert state.digests()["parameters"] == other.digests()["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("present", "weights", "found"),
+    [("cuda:1", "cpu", "cuda:1"), ("cpu", "cuda:2", "cuda:2"), ("cpu", "cpu", "cuda:0")],
+)
+def test_a_tensor_of_an_extra_state_comes_to_the_device_of_this_rank(
+    present: str, weights: str, found: str
+) -> None:
+    """When the sender of an extra state had another number of its device, then a tensor comes to the
+    device of the present tensor, or to that of the model. A tensor on the CPU stays there."""
+    told: dict[str, Any] = {"scale": torch.ones(3), "host": torch.ones(2)}
+    module: Any = Telling(told)
+    extra = ExtraStates()
+    with FakeTensorMode(allow_non_fake_inputs=True):  # has devices that this machine has not
+        parameter = nn.Parameter(torch.empty(4, device=weights))
+        scale = torch.empty(3, device=present)
+    module.register_parameter("other", parameter)
+    extra.watch(nn.Sequential(module))
+    noted, _ = extra.noted()
+    assert noted is not None
+    (name,) = (name for name in noted["0"]["tensors"] if "scale" in name)
+    noted["0"]["tensors"][name][2] = "cuda:0"  # the device of the sender
+    module.state = {"scale": scale, "host": torch.ones(2)}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        extra.put_back(noted)
+    assert str(module.state["scale"].device) == found
+    assert str(module.state["host"].device) == "cpu"
 
 
 def test_saved_extra_state_is_that_of_the_last_complete_step(tmp_path: Path) -> None:
