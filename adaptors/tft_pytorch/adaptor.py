@@ -110,7 +110,14 @@ tft_quiesce = _torch.tft_quiesce
 tft_collectives = _torch.tft_collectives
 tft_clear = _torch.tft_clear
 tft_regroup = _torch.tft_regroup
-tft_rebuild = _hooks.tft_rebuild
+
+
+@hookimpl
+def tft_rebuild() -> Any:  # Any: the user's own objects
+    state = _hooks.state()
+    built = state.rebuild()
+    _torch.complete(state.exchange())
+    return built
 
 
 @hookimpl

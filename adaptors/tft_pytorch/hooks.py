@@ -41,7 +41,7 @@ class TorchState(TrainingState, Protocol):
 
     def restore(self, step: int) -> None: ...
 
-    def updated(self) -> None: ...
+    def updated(self) -> Callable[[], None] | None: ...
 
     def before_abort(self) -> None: ...
 
@@ -142,7 +142,20 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_updated(self) -> None:
-        self._hooks.state().updated()
+        self.complete(self._hooks.state().updated())
+
+    def complete(self, exchanged: Callable[[], None] | None) -> None:
+        """
+        Call `exchanged` when the device has carried out the exchange of parameters that has begun.
+        Do nothing if `exchanged` is None, because no exchange has begun.
+
+        Raises `CalledOff` if the exchange may have been aborted.
+        """
+        if exchanged is None:
+            return
+        if self._hooks.state().devices.asynchronous:
+            self._groups.synchronize(closing=True)
+        exchanged()
 
     @hookimpl
     def tft_slices(self, shard: str) -> SliceContent:

@@ -110,6 +110,9 @@ class ReplicaOptimizer(Optimizer):
         self.whole = self.shares == 1
         """True if all parameters on this rank have the values of the same step: the parameters that
         other ranks update, and those that this rank updates."""
+        self.exchanging = False
+        """True if an exchange has begun and `exchanged` was not called yet. On a device, an exchange
+        that was aborted looks like a complete one."""
         self._ready = True
 
     # ---------------------------------------------------------------- the interface of an optimizer
@@ -128,7 +131,7 @@ class ReplicaOptimizer(Optimizer):
                 "the update window opens"
             )
         self._fresh = False
-        self.whole = self.shares == 1
+        self.whole, self.exchanging = self.shares == 1, False
         set_groups(self.optim.param_groups, self.param_groups)
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
@@ -234,7 +237,7 @@ class ReplicaOptimizer(Optimizer):
         From now on the masters are never made from the parameters.
         """
         self._fresh = False
-        self.whole = self.shares == 1
+        self.whole, self.exchanging = self.shares == 1, False
         self.refresh()
 
     def reread(self) -> None:
@@ -300,7 +303,7 @@ class ReplicaOptimizer(Optimizer):
         Exchange parameters within the replica group, whose ranks together update all parameters.
         Each rank sends the parameters that it updates to the other ranks of the group.
 
-        Does nothing if there is no replica group.
+        Does nothing if there is no replica group. Call `exchanged` when the exchange is complete.
         """
         if self._group is None:
             return
@@ -318,7 +321,14 @@ class ReplicaOptimizer(Optimizer):
         for bucket, each in sent:
             each.wait()
             bucket.empty()
-        self.whole = True
+        self.exchanging = True
+
+    def exchanged(self) -> None:
+        """
+        Note that the last exchange is complete: the device has carried it out, and no collective in
+        it was aborted.
+        """
+        self.whole, self.exchanging = self.whole or self.exchanging, False
 
     def _members(self) -> tuple[int, ...]:
         """
@@ -333,7 +343,7 @@ class ReplicaOptimizer(Optimizer):
         Drop the reference to the replica group, the process group in which parameters are
         exchanged.
         """
-        self._group = None
+        self._group, self.exchanging = None, False
 
 
 # ---------------------------------------------------------------- division among the ranks

@@ -312,14 +312,27 @@ class StateStore:
             and step_numbers.scaler_of(made) is None
         )
 
-    def updated(self) -> None:
+    def updated(self) -> Callable[[], None] | None:
         """
         If the optimizer is a `ReplicaOptimizer`, exchange the parameters with other ranks: each
         rank has updated only some of the parameters. Called when the update window has closed.
+
+        Return the function `exchanged`, as the method `exchange` does.
         """
         made = self._maker.made
         if made is not None and isinstance(made.optimizer, ReplicaOptimizer):
             made.optimizer.share_out()
+        return self.exchange()
+
+    def exchange(self) -> Callable[[], None] | None:
+        """
+        If an exchange of parameters has begun, return the function to call when the device has
+        carried it out and nothing in it was aborted. Return None if no exchange has begun.
+        """
+        made = self._maker.made
+        if made is None or not isinstance(made.optimizer, ReplicaOptimizer):
+            return None
+        return made.optimizer.exchanged if made.optimizer.exchanging else None
 
     # ------------------------------------------------------------ groups and wrappers
 

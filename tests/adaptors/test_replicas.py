@@ -5,12 +5,15 @@ An optimizer whose state is cut into shards, where several ranks hold each shard
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
 import pytest
 import torch
 from tft_pytorch import ReplicaOptimizer, adaptor
+from tft_pytorch.hooks import TorchHooks
+from tft_pytorch.interruptible import CalledOff
 from torch import Tensor, nn
 
 from tests.adaptors.conftest import NewJob
@@ -18,6 +21,7 @@ from tests.adaptors.living import live_bytes
 from tests.adaptors.ranks import Actor, Failure, Recipe, sound
 from tft.errors import OrderRefused, UsageError
 from tft.placement.memory_cost import Gradients, cost
+from tft.spi import StateHooks
 from tft.spi.adaptor import AdaptorSpecs
 from tft.worker.saving import Own, Saving
 
@@ -455,6 +459,43 @@ def exchange(actor: Actor) -> None:
     Send and receive parameters in the replica group, as at the end of an update window.
     """
     adaptor.tft_updated()
+
+
+@pytest.mark.parametrize("rebuilds", [False, True])
+def test_an_exchange_that_was_aborted_on_a_device_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, *, rebuilds: bool
+) -> None:
+    """When the collectives of an exchange look complete on a device, but were aborted, then the rank
+    knows that its parameters are not all from the same step."""
+    optimizer = Fleet(4, 2, torch.float32).optimizers[0]
+    optimizer.whole = False
+
+    def begin() -> Callable[[], None]:
+        optimizer.exchanging = True
+        return optimizer.exchanged
+
+    state: Any = SimpleNamespace(
+        updated=begin, rebuild=begin, exchange=begin, devices=SimpleNamespace(asynchronous=True)
+    )
+    groups: Any = SimpleNamespace(synchronize=raise_called_off)
+    hooks = StateHooks[Any]()
+    hooks.adopted = state
+    monkeypatch.setattr(adaptor, "_hooks", hooks)
+    monkeypatch.setattr(adaptor, "_torch", TorchHooks(hooks, groups))
+    exchanges = adaptor.tft_rebuild if rebuilds else adaptor._torch.tft_updated
+    with pytest.raises(CalledOff):
+        exchanges()
+    assert not optimizer.whole
+    groups.synchronize = lambda *, closing: None
+    exchanges()
+    assert optimizer.whole
+
+
+def raise_called_off(*, closing: bool) -> None:
+    """
+    Do what a device does whose collectives were aborted.
+    """
+    raise CalledOff
 
 
 def test_rank_with_an_interrupted_exchange_does_not_save_parameters(
