@@ -3,6 +3,7 @@ A TorchTitan training as a job of tft. The Trainer is made anew for the groups o
 This module owns what outlives a Trainer: settings, position, progress, and the metric logger.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -101,12 +102,26 @@ class TitanJob:
         trainer.dataloader.snapshot_every_n_steps = trainer.gradient_accumulation_steps
         processor.logger = self._loggers.open(trainer)
         processor.log = trainer.note_row
+        processor.log_validation = self._checked(processor.log_validation)
         if self.session.step == 1:
             checkpointer.load(step=self._config.checkpoint.load_step)
             self.progress.step = trainer.step
         trainer.save = checkpointer.save
         checkpointer.load = checkpointer.save = _do_nothing
         trainer.config.validator.enable = False
+
+    def _checked(self, log: Callable[..., None]) -> Callable[..., None]:
+        """
+        Return a function that waits for the device, and then calls `log`. A logger may keep the
+        first row of a step, so this row must not have a part of a sum, which an aborted collective
+        leaves. Without a wait, nothing would show that the collective was aborted.
+        """
+
+        def checked(*args: object, **kwargs: object) -> None:
+            self.session.synchronize()
+            log(*args, **kwargs)
+
+        return checked
 
     # ------------------------------------------------------------ the loop
 

@@ -41,3 +41,22 @@ def test_metrics_are_logged_once_by_all_processes_of_a_rank(tmp_path: Path) -> N
         MetricLoggers(session, None).log(processor, progress)
     assert processor.logged == [1, 2, 3]
     assert len(given) == 5  # session.log keeps each step once by itself
+
+
+def test_a_validation_with_an_aborted_collective_is_not_logged() -> None:
+    """When a collective of a validation was aborted on a device, then its loss is not logged."""
+    from tft_torchtitan.job import TitanJob
+
+    logged: list[float] = []
+    aborted = [True, False]
+
+    def synchronize() -> None:
+        if aborted.pop(0):
+            raise ConnectionError
+
+    job: Any = SimpleNamespace(session=SimpleNamespace(synchronize=synchronize))
+    log = TitanJob._checked(job, logged.append)
+    with pytest.raises(ConnectionError):
+        log(0.0)
+    log(1.0)
+    assert logged == [1.0]
