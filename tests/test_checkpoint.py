@@ -114,6 +114,29 @@ def test_a_second_checkpoint_of_a_step_replaces_the_first(tmp_path: Path) -> Non
     checkpoint.verify(final)
 
 
+@pytest.mark.parametrize(
+    ("damages", "kept"), [(False, True), (True, False)], ids=["undamaged", "damaged"]
+)
+def test_checkpoint_of_more_ranks_is_not_replaced(
+    tmp_path: Path, damages: bool, kept: bool
+) -> None:
+    """When a checkpoint of the same step is there, and the new one lacks the rank-local state of a
+    lost rank, then the old one stays, and a repeated commit changes nothing. But it is replaced if
+    it is damaged."""
+    final = committed(tmp_path, 5, b"the state of all")
+    if damages:
+        (final / "dense" / "weights").write_bytes(b"the state of none")
+    directory = checkpoint.partial(write(tmp_path, 5, b"the state of one", ranks=1))
+    files = describe(directory, ranks=1).files
+    manifest = checkpoint.manifest(step=5, world=2, adaptor="pytorch", files=files)
+    checkpoint.commit(directory, final, manifest)
+    assert os.listdir(final.parent) == [final.name]
+    assert checkpoint.manifest_of(final).without_local_state == ([] if kept else [1])
+    if kept:
+        checkpoint.commit(directory, final, manifest)
+        assert (final / "dense" / "weights").read_bytes() == b"the state of all"
+
+
 def test_newest_checkpoint_is_the_one_with_the_highest_step(tmp_path: Path) -> None:
     """When there are several checkpoints, then their steps are compared as numbers. Uncommitted
     directories and other directories are ignored."""

@@ -460,19 +460,24 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Write the manifest into the directory `partial`, and rename the directory to `final`. A second
     call with the same arguments changes nothing. An earlier checkpoint with the name `final` is
-    replaced: the job wrote that checkpoint before the job returned to an earlier step.
+    replaced: the job wrote that checkpoint before the job returned to an earlier step. But it stays,
+    and `partial` is removed, if it is undamaged and has the rank-local state of more ranks. A last
+    checkpoint lacks that of the ranks whose nodes are lost.
 
     Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
     not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
     `partial` does not exist and `final` has another manifest.
     """
     if not partial.exists():
-        if is_there(final, manifest):
+        if is_there(final, manifest) or _has_more(final, manifest):
             return
         raise CheckpointCorrupt(
             f"the unfinished checkpoint {partial} no longer exists, so it cannot be renamed to "
             f"{final}, and {final} is another checkpoint"
         )
+    if _has_more(final, manifest):
+        shutil.rmtree(partial, ignore_errors=True)
+        return
     write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
@@ -497,6 +502,31 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     partial.rename(final)
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _has_more(final: Path, manifest: Manifest) -> bool:
+    """
+    Return whether the directory `final` is an undamaged checkpoint of the same step and job as
+    `manifest`, and has the rank-local state of more ranks.
+    """
+    there = _committed(final)
+    if there is None or not there.local_state.keys() > manifest.local_state.keys():
+        return False
+    ours, other = ((each.step, each.world, each.adaptor, each.own) for each in (manifest, there))
+    if ours != other:
+        return False
+    try:
+        verify(final)
+    except (CheckpointCorrupt, OSError):
+        return False
+    return True
+
+
+def has(store: CheckpointStore, step: int) -> bool:
+    """
+    Return whether the store has a checkpoint of `step`. Only the manifest is read.
+    """
+    return _is_of(store.place(step), step)
 
 
 def is_there(final: Path, manifest: Manifest) -> bool:

@@ -67,3 +67,22 @@ def test_copy_that_only_some_ranks_keep_is_given_to_the_others() -> None:
     assert [(f.to, f.step) for f in job.orders(Fetch)] == [((3,), 5)]
     assert strategies(job) == ["retry"]
     assert tried(job) == {}
+
+
+def test_checkpoints_after_the_limit_are_given_up_when_the_job_ends() -> None:
+    """When a job ends in an incident with wrong numbers, then the outcome says from which checkpoints
+    no job may resume. When a later job in the same process completes, then there is no such limit.
+    """
+    job = kept(trained(steps=9, enable=frozenset({"dump"})), 2, 5)
+    job.fault(1, "numeric", polluted=True, not_after=7)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.sound) == ("dumped", 7)
+    recovered = kept(trained(steps=9), 2, 5)
+    recovered.fault(1, "numeric", polluted=True, not_after=7)
+    recovered.settle()
+    recovered.train(5)
+    recovered.finish()
+    recovered.settle()
+    assert recovered.over is not None
+    assert (recovered.over.result, recovered.over.sound) == ("completed", None)

@@ -403,6 +403,16 @@ def test_ranks_on_an_unknown_node_share_the_saving() -> None:
     assert savers(topology, everybody(4), 4, None, spread=True) == {2: ("a",), 3: ("b",)}
 
 
+def test_writer_of_a_shard_keeps_it_in_a_new_plan() -> None:
+    """When a plan is made again while ranks write, then a rank that can still write a shard keeps
+    it: no two ranks write the same files. The other shards are spread over the other nodes."""
+    groups = {"a": (0, 1), "b": (1, 3), "c": (0, 1, 3)}
+    topology = Topology(groups=groups, nodes={0: 0, 1: 0, 3: 1})
+    standings = {rank: Standing(rank=rank, held=4) for rank in (1, 3)}
+    plan = savers(topology, standings, 4, None, spread=True, writing={"a": 0, "b": 1})
+    assert plan == {1: ("a", "b"), 3: ("c",)}
+
+
 def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
     """When a rank restores its kept copy because it alone holds one shard, then it has also
     restored the other shard. It then writes a second copy of the other shard."""

@@ -147,3 +147,24 @@ def test_a_job_returns_to_a_checkpoint_that_only_its_script_knows(tmp_path: Path
     (incident,) = outcome.incidents
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 11, 2)
     assert "2 steps computed again" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        pytest.param(("--backup-every", "4", "--enable", "dump"), [5, 8], id="last checkpoint"),
+        pytest.param(("--max-incidents", "0"), [5], id="none"),
+    ],
+)
+def test_no_job_resumes_from_wrong_numbers(
+    tmp_path: Path, options: tuple[str, ...], left: list[int]
+) -> None:
+    """When the numbers are wrong since step 10 and the job ends in this incident, then the
+    checkpoint of step 10 is set aside, though the ranks do not go back to an earlier step."""
+    script = ROOT / "tests" / "e2e" / "spoiled_job.py"
+    outcome = run(
+        tmp_path / "run", *EVERY, *options, script=script, arguments=("10", "14"), nproc=2
+    )
+    assert outcome.code in (3, 4), outcome.output
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {*(f"step-{step:08}" for step in left), "step-00000010.given-up"}

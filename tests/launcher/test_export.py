@@ -43,9 +43,10 @@ def test_a_last_checkpoint_is_exported_in_a_run_directory_of_its_own(
     """When a job has ended with a last checkpoint, then the ranks resume from its checkpoints, only
     to export, and the report of the job is not touched."""
     (again,) = exported(tmp_path, DUMPED, COMPLETED, report=tmp_path / "report.json", spare=2)
-    assert again["checkpoint_dir"] == tmp_path / "run" / "checkpoints"
-    assert again["run_dir"] == tmp_path / "run" / "export"
-    assert (again["resume"], again["export_only"]) == (True, True)
+    settings = make_plan(again).settings
+    assert settings.checkpoints == tmp_path / "run" / "checkpoints"
+    assert settings.run_dir == tmp_path / "run" / "export"
+    assert (settings.resume, settings.export_only) == (True, True)
     assert (again["report"], again["spare"], again["job"]) == (None, 0, None)
     assert capsys.readouterr().err.count("tft:") == 1
 
@@ -67,4 +68,4 @@ def test_a_failed_export_says_how_to_try_again(
     exported(tmp_path, DUMPED, result)
     said = capsys.readouterr().err
     assert why in said
-    assert f"--checkpoint-dir {tmp_path}/run/checkpoints --resume --export-only" in said
+    assert f"--run-dir {tmp_path}/run --resume --export-only" in said

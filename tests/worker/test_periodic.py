@@ -172,7 +172,7 @@ def job(
         rank.post.comes_back()
         rank.adaptor.disk.set()
         rank.periodic.resumed((9, 0))
-        rank.periodic.finish()
+        rank.periodic.finish(0, None)
 
 
 def make(
@@ -224,7 +224,7 @@ def written(ranks: Sequence[Rank]) -> None:
     Wait until no rank is writing a checkpoint.
     """
     for rank in ranks:
-        rank.periodic.finish()
+        rank.periodic.finish(0, None)
 
 
 @contextmanager
@@ -298,6 +298,24 @@ def test_parts_of_different_rounds_are_not_combined(tmp_path: Path, ranks: list[
     stage(ranks, 4)
     written(ranks)
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_checkpoint_of_the_last_step_is_written_again_after_an_incident(
+    tmp_path: Path, ranks: list[Rank]
+) -> None:
+    """When a rank is lost while the checkpoint of the last step is written, then all ranks write it
+    again when they have finished a second time. A checkpoint that exists is not written again."""
+    stage(ranks[:2], 2)
+    written(ranks)
+    for again in (1, 2):
+        for number, rank in enumerate(ranks):
+            rank.periodic.left()
+            rank.periodic.rolled_back(2)
+            rank.periodic.resumed((again, 0))
+            rank.periodic.finish(2, b"local_state %d" % number)
+        written(ranks)
+        assert steps(tmp_path) == [2]
+    assert sum(len(rank.post.reports) for rank in ranks) == 1
 
 
 def test_parts_of_two_rollbacks_in_one_incident_are_not_combined(
@@ -453,7 +471,7 @@ def test_slow_commit_does_not_block_the_training_thread(tmp_path: Path, ranks: l
     stage(ranks[1:], 2)
     written(ranks[1:])
     stage(ranks[:1], 2)  # the last rank, which commits
-    waiting = threading.Thread(target=ranks[0].periodic.finish)
+    waiting = threading.Thread(target=ranks[0].periodic.finish, args=(0, None))
     waiting.start()
     while len(ranks[0].expected) < 4:
         assert waiting.is_alive()

@@ -499,8 +499,10 @@ class Controller:
 
     def _do(self, command: Command) -> None:
         match command:
-            case JobOver(result=result):
+            case JobOver(result=result, sound=sound):
                 machine = self._machine
+                if sound is not None:
+                    self._give_up_after(sound)
                 last = machine.last_step if result == "completed" else machine.checkpointed
                 self._advisors.final(self._beats.final_steps.over(last))
                 self._report.write(command, self._machine, self._beats.protection.steps())
@@ -511,6 +513,19 @@ class Controller:
                 self._advisors.consult(command, self._own)
             case _:
                 self._publish(command)
+
+    def _give_up_after(self, step: int) -> None:
+        """
+        Set aside the checkpoints of steps later than `step`, because they may have wrong numbers.
+        When a job goes back to an earlier step, its ranks do this. A job that ends does not go back.
+        """
+        try:
+            found = checkpoint.give_up(checkpoint.checkpoint_store_of(self._settings), step)
+        except OSError as error:
+            self._tell("checkpoints_not_given_up", after=step, why=str(error))
+        else:
+            if found:
+                self._tell("checkpoints_given_up", after=step)
 
     def _publish(self, message: Order | Inquire) -> None:
         if self._bus is not None:

@@ -11,9 +11,6 @@ from tft.launcher.exit_codes import COMPLETED, DUMPED
 from tft.launcher.plan import Plan
 from tft.launcher.run import say
 
-RUN_DIR = "export"
-"""The run directory of the export, in the run directory of the job: so the report of the job stays."""
-
 
 # Any: the options have different types
 def export_last(
@@ -33,8 +30,8 @@ def export_last(
     again = {
         **options,
         "job": None,
-        "run_dir": settings.run_dir / RUN_DIR,
-        "checkpoint_dir": settings.checkpoints,
+        "run_dir": settings.run_dir,
+        "checkpoint_dir": settings.checkpoint_dir,
         "resume": True,
         "resume_if_any": False,
         "export_only": True,
@@ -50,6 +47,6 @@ def export_last(
     if why:
         say(
             f"the checkpoint is not in {settings.export}: {why}. The checkpoint of tft is there: to "
-            f"try again, start the same command with --run-dir {again['run_dir']} --checkpoint-dir "
-            f"{settings.checkpoints} --resume --export-only"
+            f"try again, start the same command with --run-dir {settings.run_dir} --resume "
+            "--export-only"
         )

@@ -38,6 +38,10 @@ LEADER = -1
 the broker and the controller. The nodes of the job belong to other launchers."""
 
 
+EXPORT = "export"
+"""The run directory of a job that only exports a checkpoint, in the run directory of the job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
@@ -192,6 +196,10 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     _check_resume(options, checkpoint_dir)
     _check_export(options, launched=launched)
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
+    if options["export_only"]:
+        # the report of the job must stay, because it says how the job has ended
+        checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
+        run_dir /= EXPORT
     living = living_run(run_dir) if node == LEADER else None
     found = {
         # The name of the job is random, because no other job on the same bus may have this name.

@@ -37,7 +37,7 @@ REPORT = "report.json"
 _UNREAD = {
     "": f"it has no {checkpoint.MANIFEST}",
     ".partial": "it was never finished",
-    ".given-up": "the job has since gone back to an earlier step",
+    ".given-up": "the job has since gone back to an earlier step, or has ended because of wrong numbers",
 }
 """The reasons why `--resume` skips a checkpoint, by the suffix of the checkpoint's directory."""
 

@@ -183,6 +183,8 @@ class Periodic:
         self._part: _Part | None = None
         self._round = (0, 0)
         """Incident and round of the last RESUME order."""
+        self._staged = (0, self._round)
+        """The step that was staged last, and the round in which that was."""
         self._in_loop = False
         self._threads: set[str] = set()
         """The names of the threads that were started."""
@@ -227,6 +229,7 @@ class Periodic:
         """
         if not self._comes(lambda: self._part is None):
             return
+        self._staged = (step, self._round)
         try:
             self._start_threads()
         except RuntimeError as error:
@@ -317,11 +320,23 @@ class Periodic:
             self._round, self._in_loop = round_, True
             self._turn.notify_all()
 
-    def finish(self) -> None:
+    def finish(self, step: int, local_state: bytes | None) -> None:
         """
         Wait, after the last step, until this rank has written its part of the last checkpoint and
         has removed old checkpoints.
+
+        `step` is the last step, and `local_state` the rank-local state at its end. If a rank was
+        lost while it wrote its part of a checkpoint of this step, all ranks write their parts again:
+        there is no later checkpoint.
         """
+        if (
+            local_state is not None
+            and self.due(step)
+            and self._staged != (step, self._round)
+            and self._comes(lambda: self._part is None)
+            and not checkpoint.has(self._store, step)
+        ):
+            self.stage(step, local_state)
         self._comes(lambda: self._part is None and self._owed is None)
 
     def close(self) -> None:

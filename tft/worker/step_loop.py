@@ -331,7 +331,8 @@ class StepLoop:
         """
         self.end_last_step()
         self._await_copy()
-        self.periodic.finish()
+        step = self.gate.completed
+        self.periodic.finish(step, self.page.local_states().get(step))
 
     def left(self, error: BaseException | None) -> str:
         """

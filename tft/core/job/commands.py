@@ -23,6 +23,9 @@ class JobOver:
     code: int
     """The exit code of the command `tft run`."""
     why: str
+    sound: int | None = None
+    """The last step whose checkpoints may be used: the job has ended in an incident with wrong
+    numbers, and later checkpoints may have them. None: there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

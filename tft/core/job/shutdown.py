@@ -75,6 +75,7 @@ class Shutdown:
             incident.spread.ceiling,
             spread=job.policy.spread_savers,
             with_copies=job.policy.save_copies and not again,
+            writing=self._writing(step),
         )
         incident.last_checkpoint = LastCheckpoint(
             plan=plan,
@@ -93,6 +94,21 @@ class Shutdown:
         """
         return {
             s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
+        }
+
+    def _writing(self, step: int) -> dict[str, int]:
+        """
+        Return, by shard, the rank that writes the shard already, by an earlier plan of a last
+        checkpoint of `step`. Leave out ranks that have got another process since then.
+        """
+        last = self._job.incident.last_checkpoint
+        if last.plan is None or last.plan.step != step:
+            return {}
+        return {
+            shard: rank
+            for rank, shards in last.plan.shards.items()
+            if self._job.ranks.states[rank].incarnation == last.incarnations[rank]
+            for shard in shards
         }
 
     def replan(self) -> None:
@@ -224,6 +240,8 @@ class Shutdown:
             job.training.last_step = max(job.training.last_step, incident.progress.furthest)
             if job.end.stop is not None and job.end.stop.signal:
                 result, code = "cancelled", 128 + job.end.stop.signal
+        # of an incident that is closed, the ranks have set later checkpoints aside themselves
+        sound = incident.spread.firm if incident.closed is None and result != "completed" else None
         if incident.closed is None:
             incident.closed = job.timing.now
             if incident.number:
@@ -231,7 +249,7 @@ class Shutdown:
                     incident.decision.plan = EXIT  # give up the strategy that was being carried out
                 job.history.incidents.append(incident)
         job.move(S.EXITING)
-        job.end.outcome = JobOver(result=result, code=code, why=why)
+        job.end.outcome = JobOver(result=result, code=code, why=why, sound=sound)
         job.tell("job_ends", result=result, code=code, why=why)
         incident.tasks = {}
         job.nodes.orders, job.nodes.recalls, job.nodes.overdue = {}, {}, {}

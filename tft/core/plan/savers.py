@@ -4,6 +4,7 @@ Decide which rank writes which part of a last checkpoint.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tft.core.plan.coverage import sound
 from tft.core.plan.standing import Standings
@@ -43,6 +44,7 @@ def plan_save(
     *,
     spread: bool,
     with_copies: bool,
+    writing: Mapping[str, int] = MappingProxyType({}),
 ) -> SavePlan:
     """
     Return which rank writes which part of a last checkpoint of `step`.
@@ -50,8 +52,12 @@ def plan_save(
     The keys of `able` are the ranks that can write. The value of a rank is True if its rank-local
     state of `step` is valid. Such a rank writes this state even if it writes no shards, because no
     other rank has the state.
+
+    `writing` has, by shard, the rank that writes the shard already, by an earlier plan for the same
+    step. It keeps the shard: if another rank wrote the same files, one would overwrite what the other
+    has digested.
     """
-    shards = savers(topology, standings, step, ceiling, spread=spread)
+    shards = savers(topology, standings, step, ceiling, spread=spread, writing=writing)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
     restored = {
         **standings,
@@ -59,10 +65,10 @@ def plan_save(
     }
     copies = copiers(topology, restored, step, ceiling, shards) if with_copies else {}
     with_local_state = frozenset(rank for rank, belongs in able.items() if belongs)
-    writing = {*with_local_state, *shards, *copies}
+    taking_part = {*with_local_state, *shards, *copies}
     return SavePlan(
         step=step,
-        writers=tuple(rank for rank in able if rank in writing),
+        writers=tuple(rank for rank in able if rank in taking_part),
         with_local_state=with_local_state,
         restoring=restoring,
         shards=shards,
@@ -71,12 +77,19 @@ def plan_save(
 
 
 def savers(
-    topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
+    topology: Topology,
+    standings: Standings,
+    step: int,
+    ceiling: int | None,
+    *,
+    spread: bool,
+    writing: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[int, tuple[str, ...]]:
     """
     Assign each shard to exactly one rank, which has the shard as it was at the end of `step` and
     will write it. Without `spread`, this is the first such rank among the holders of the shard.
-    With `spread`, it is a rank on the node that has the fewest shards to write so far.
+    With `spread`, it is a rank on the node that has the fewest shards to write so far. A rank that
+    writes the shard already (`writing`) keeps it.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
@@ -86,12 +99,14 @@ def savers(
         # copies in memory were not compared, and a rank that has only these may have left the job
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
-        if spread:
+        if writing.get(shard) in {holder.rank for holder in holders}:
+            chosen = writing[shard]
+        elif spread:
             chosen = min(
                 (holder.rank for holder in holders),
                 key=lambda rank: (by_node.get(_node(topology, rank), 0), len(plan.get(rank, ()))),
             )
-            by_node[_node(topology, chosen)] = by_node.get(_node(topology, chosen), 0) + 1
+        by_node[_node(topology, chosen)] = by_node.get(_node(topology, chosen), 0) + 1
         plan.setdefault(chosen, []).append(shard)
     return {rank: tuple(shards) for rank, shards in plan.items()}
 
