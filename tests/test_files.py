@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tft.files import write_whole
+import pytest
+
+from tft.files import read_object, write_whole
 
 
 def test_file_is_replaced_and_no_draft_is_left(tmp_path: Path) -> None:
@@ -52,3 +54,15 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
     assert (tmp_path / "output").read_text() == "before\ntext"
     assert Path("/dev/stdout").is_symlink()
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"result"'])
+def test_a_file_without_a_json_object_is_like_none(tmp_path: Path, content: str | None) -> None:
+    """When a file is missing, is empty or has no JSON object, then it is read as an empty object: a
+    machine may have failed while the file was written."""
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    assert read_object(path) == {}
+    path.write_text('{"result": "dumped"}')
+    assert read_object(path) == {"result": "dumped"}

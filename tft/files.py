@@ -3,8 +3,10 @@ Functions that write files for other processes, so that a reader finds either th
 or the whole new content, and that sync files to the disk.
 """
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -22,6 +24,18 @@ def write_whole(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:  # Any: parsed JSON
+    """
+    Return the JSON object in a file, or an empty dict if there is no such file or it has no JSON
+    object. A file can be empty if the machine has failed while it was written.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def sync(path: Path) -> None:

@@ -123,6 +123,7 @@ class Stage:
         self.mark = f"TFT_TEST={uuid.uuid4().hex}"
         """An environment variable of the agent and of all processes that descend from it."""
         self.epoch = 1
+        self.run = ""
         self.acknowledging = True
         self.kept_by: dict[int, int] = {}
         """What the next `Lead` says about the nodes that keep rank-local state."""
@@ -234,7 +235,9 @@ class Stage:
         """
         Acknowledge all reports, and tell which node keeps the rank-local state of which.
         """
-        self.order(Lead(epoch=self.epoch, heard=self._inbox.heard(), kept_by=self.kept_by))
+        self.order(
+            Lead(epoch=self.epoch, heard=self._inbox.heard(), kept_by=self.kept_by, run=self.run)
+        )
 
     async def start(self, rank: int = 0, incarnation: int = 0) -> None:
         """

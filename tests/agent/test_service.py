@@ -323,3 +323,21 @@ def _kill(*, epoch: int = 1, incarnation: int = 0) -> Kill:
 
 def _pid(stage: Stage, name: str) -> int:
     return int(Path(stage.run_dir / "pids" / f"{name}.pid").read_text())
+
+
+async def test_agent_ends_when_another_run_leads_its_job(stage: Stage) -> None:
+    """When a controller of another run leads a job of this name, though in an earlier epoch, then the
+    agent ends with its ranks and says why: they must not train with the ranks of the other run."""
+    agent = await stage.agent(WAIT)
+    stage.run, stage.epoch = "first", 2
+    await stage.report(NodeJoined)
+    stage.lead()
+    await stage.start()
+    await stage.report(Spawned)
+    stage.run, stage.epoch = "second", 1
+    stage.lead()
+    await gone(agent.pid)
+    assert agent.wait() == 1
+    said = (stage.tmp / "err").read_text().splitlines()[-1]
+    assert said.startswith("refused: another run of the job 'job' has begun at")
+    assert stage.alive() == []

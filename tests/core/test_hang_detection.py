@@ -295,6 +295,20 @@ def test_a_lost_node_that_had_announced_a_phase_hides_no_hang() -> None:
     assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
 
 
+def test_a_silent_node_that_had_announced_a_phase_hides_no_hang() -> None:
+    """When a node falls silent whose rank had announced a long phase, then the others still count as
+    soon as the node counts as lost."""
+    watch, at = learnt(0.1)
+    pulse = Pulse(
+        rank=1, incarnation=0, position=Position(step=11, window=False), training=True, moved=at + 3600,
+    )  # fmt: skip
+    watch.heard(Beat(node=1, pulses=(pulse,), at=at), at)
+    hangs = [watch.heard(beat(at + n, 11, moved=at), at + n) for n in range(1, 50)]
+    assert hangs == [None] * 49
+    assert watch.silent(at + 49) == [1]
+    assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
+
+
 def test_a_controller_that_was_blocked_gives_up_no_node() -> None:
     """When the controller has not looked for longer than a heartbeat may take, then nodes whose
     heartbeats it has not read yet are not lost."""

@@ -2,6 +2,7 @@
 Functions that a session calls after steps, such as evaluations.
 """
 
+import math
 from collections.abc import Callable
 
 import pluggy
@@ -100,7 +101,13 @@ def test_invalid_function_registration_is_refused() -> None:
     registered already, then the registration is refused."""
     after = functions(Adaptor())
     after.add(print, 1, 1.0)
-    for function, every, limit in ((7, 1, 1.0), (len, 0, 1.0), (len, 1, 0.0), (print, 2, 1.0)):
+    for function, every, limit in (
+        (7, 1, 1.0),
+        (len, 0, 1.0),
+        (len, 1, 0.0),
+        (len, 1, math.inf),
+        (print, 2, 1.0),
+    ):
         with pytest.raises(UsageError):
             after.add(function, every, limit)  # type: ignore[arg-type]  # invalid on purpose
     assert len(after.due(1)) == 1

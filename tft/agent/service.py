@@ -25,7 +25,7 @@ from tft.bus.base import Bus, Gone, Heard, Malformed, NotLetIn, Present
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.link.delivery import Outbox
-from tft.errors import InternalError
+from tft.errors import InternalError, UsageError
 from tft.limits import raise_open_files
 from tft.parent_death import adopt_orphans
 from tft.plugins import call_guarded, load_plugins
@@ -103,6 +103,9 @@ class Agent:
         self._sender = sender
         self._clock = SystemClock()
         self._epoch = 0
+        self._run = ""
+        """The run of the first controller that was heard. Empty: none was heard, or the controller
+        was started by hand."""
         self._outbox = Outbox()
         self._settled = asyncio.Event()
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
@@ -193,6 +196,8 @@ class Agent:
 
     def _hear(self, message: Message) -> None:
         match message:
+            case Lead(run=run) if run and self._run and run != self._run:
+                self._end_of_run()
             case LocalStates() | LocalStatesKept():
                 self._local_states.hear(message)
             case Lead() | Spawn() | Kill() | Recall() | EndNode() if message.epoch >= self._epoch:
@@ -207,7 +212,8 @@ class Agent:
 
     def _carry_out(self, order: Lead | Spawn | Kill | Recall | EndNode) -> None:
         match order:
-            case Lead(heard=heard):
+            case Lead(heard=heard, run=run):
+                self._run = self._run or run
                 self._local_states.led(order)
                 self._outbox.acknowledge(heard.get(self._sender, 0))
                 if not self._outbox.pending():
@@ -319,6 +325,19 @@ class Agent:
             self._ranks.end()  # a second signal while the agent leaves: kill the ranks at once
         else:
             self._leave.set_result((128 + number, 0.0))
+
+    def _end_of_run(self) -> None:
+        """
+        End this agent and its ranks, because a controller of another run leads the job with this
+        name. The run of this agent is over, and its launcher with the controller is lost. Otherwise
+        the ranks would obey that controller, and train with the ranks of the other run.
+        """
+        name, broker = self._settings.job.job, self._settings.job.broker
+        self._fail(
+            UsageError(
+                f"another run of the job {name!r} has begun at {broker}: the run of this node is over"
+            )
+        )
 
     def _fail(self, error: Exception) -> None:
         if not self._leave.done():

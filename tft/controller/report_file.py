@@ -23,7 +23,7 @@ from tft.core.job.incident_report import (
     missed_report,
 )
 from tft.core.job.machine import Machine
-from tft.files import write_whole
+from tft.files import read_object, write_whole
 from tft.plugins import call_guarded
 from tft.sentences import incident_file, incident_line, incident_story, is_long
 from tft.spi.types import Remark
@@ -54,9 +54,9 @@ class ReportFile:
         the key of the list, such as `incidents`. The list is empty if this run does not resume an
         earlier run, or if there is no such report.
         """
-        if not self._settings.resume or not self._path.exists():
+        if not self._settings.resume:
             return []
-        entries: list[Any] = json.loads(self._path.read_text()).get(what, [])
+        entries: list[Any] = read_object(self._path).get(what, [])
         return entries
 
     def newly_closed(self, incidents: Sequence[Incident]) -> Sequence[Incident]:

@@ -301,6 +301,8 @@ class Controller:
                     if self._inbox.accept(envelope.sender, envelope.number):
                         if isinstance(message, NodeJoined):
                             self._beats.hang_detection.expect(message.node, self._clock.now())
+                        if isinstance(message, NodeLost):
+                            self._beats.hang_detection.forget(message.node)
                         self._feed(
                             Received(
                                 at=self._clock.now(),
@@ -397,6 +399,7 @@ class Controller:
             check=self._machine.checked,
             compared=self._machine.certified,
             kept_by=dict(self._machine.kept_by),
+            run=self._settings.run,
         )
 
     async def _farewell(self, bus: Bus) -> None:

@@ -28,7 +28,7 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore, Manifest
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.files import write_whole
+from tft.files import read_object, write_whole
 
 JOB = "job.json"
 NAME = "job.name"
@@ -366,7 +366,7 @@ def job_there(run_dir: Path) -> JobThere:
     # The launcher writes job.json at the start of a run. So a report.json that is older than
     # job.json belongs to an earlier run.
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
-        result = json.loads(report.read_text())["result"]
+        result = read_object(report).get("result", "unknown")
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
     return there
 
@@ -446,8 +446,7 @@ class FreshReport:
         return 0 if self.text() is None else int(self._read()["steps"])
 
     def _read(self) -> dict[str, Any]:  # Any: parsed JSON
-        report: dict[str, Any] = json.loads(self._path.read_text())
-        return report
+        return read_object(self._path)
 
     def text(self) -> str | None:
         """
@@ -528,8 +527,7 @@ def _locked(settings: JobSettings, node: int) -> Iterator[int]:
 
 
 def _check_unfinished(run_dir: Path) -> None:
-    report = run_dir / REPORT
-    if report.exists() and json.loads(report.read_text())["result"] == "completed":
+    if read_object(run_dir / REPORT).get("result") == "completed":
         raise UsageError(
             f"the job in {run_dir} has completed: choose another --run-dir for a new job"
         )

@@ -23,7 +23,7 @@ rank's process: 0 for the first, one more for each replacement.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 14
+VERSION = 15
 """The version of the protocol. Increase this number when the fields of a message change. A message
 from a process with another version is refused with an error."""
 
@@ -739,6 +739,9 @@ class Lead:
     kept_by: dict[int, int] = field(default_factory=dict)
     """By node: the other node that keeps copies of the rank-local state of this node's ranks, in
     case this node is lost. A node without such a keeper has no entry."""
+    run: str = ""
+    """The run (one start of `tft run` or `tft lead`) that this controller belongs to. Empty: the
+    controller was started by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ Functions of the user that are called after steps, such as evaluations and loggi
 part of training: they must not change the training state. All ranks call them after the same steps.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,10 +69,10 @@ class AfterSteps:
                 "session.after_step takes a function that is called with the number of a step, not "
                 f"a {type(function).__name__}"
             )
-        if every < 1 or limit <= 0:
+        if every < 1 or not 0 < limit < math.inf:
             raise UsageError(
                 f"a function to call after steps was given every={every} and limit={limit}: "
-                "`every` must be at least 1, and `limit` more than 0 seconds"
+                "`every` must be at least 1, and `limit` more than 0 seconds, and no infinite number"
             )
         known = [each for each in self._functions if each.function == function]
         if known:

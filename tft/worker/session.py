@@ -7,6 +7,7 @@ Only the digests of the state, for the order `compare`, are computed on another 
 """
 
 import atexit
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -395,8 +396,14 @@ class Session:
         """
         Announce a long phase, such as an evaluation or a checkpoint, of at most `seconds` seconds.
 
-        No rank counts as hanging before `seconds` have passed.
+        No rank counts as hanging before `seconds` have passed. Raises `UsageError` if `seconds` is
+        negative or infinite.
         """
+        if not 0 <= seconds < math.inf:
+            raise UsageError(
+                f"session.expect was given {seconds}: give the seconds that the phase may take at "
+                "most, as a number"
+            )
         self._loop.expect(seconds)
 
     def compare_slices(self, of: int) -> None:

@@ -127,5 +127,5 @@ class HangDetection:
         late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())
         gone = [node for node, _ in late]
         for node in gone:
-            del self._beats[node]
+            self.forget(node)
         return sorted(gone)
