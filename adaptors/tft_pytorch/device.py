@@ -231,7 +231,7 @@ def select() -> None:
     if kind is None or torch.get_device_module(kind.type).is_initialized():
         return
     told = os.environ.get("LOCAL_RANK", "")  # noqa: TID251  # torch reads this variable
-    # without the check: a rank that sees only its own device has device 0
+    # a rank that sees only its own device has device 0, whatever its number on the node
     if told.isdecimal() and int(told) < torch.accelerator.device_count():
         torch.accelerator.set_device_index(int(told))
 
