@@ -259,8 +259,8 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
 
     A sharded optimizer, such as torch's ZeroRedundancyOptimizer, has another optimizer for this
     rank's share in its attribute `optim`. In this case the fault is made when the optimizer in
-    `optim` has changed only some of its parameters. `optimizer.step` raises `ChaosMissed` if all
-    parameters are changed at once.
+    `optim` has changed only some of its parameters. The optimizer's `step` raises `ChaosMissed` if
+    all parameters are changed at once.
     """
     if cells.is_cell(optimizer):
 
@@ -271,7 +271,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
     # the optimizer's own method, or a function that a learning-rate scheduler has put in its place
-    whole = optimizer.step
+    whole = local.step
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:
@@ -301,7 +301,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
                 )
         return result
 
-    optimizer.step = watched
+    local.step = watched
 
 
 def own_part(parameter: Theirs) -> Theirs:

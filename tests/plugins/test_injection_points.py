@@ -131,6 +131,17 @@ def test_update_kill_happens_when_some_parameters_have_changed(
     assert firing["evidence"] == {"changed": 2, "of": 4}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_update_kill_in_an_optimizer_with_masters(
+    start: Start, tmp_path: Path, groups: int
+) -> None:
+    """When the optimizer keeps masters in an optimizer of its own, then the rank is killed when that
+    one has changed some of them, whatever the number of parameter groups."""
+    chaos = ("kill:rank=0,step=2,phase=update",)
+    firing = killed(start, Scene(run_dir=tmp_path, chaos=chaos, groups=groups, masters=True))
+    assert 0 < firing["evidence"]["changed"] < firing["evidence"]["of"]
+
+
 def test_between_kill_happens_after_the_window_and_before_the_next_batch(
     start: Start, tmp_path: Path
 ) -> None:
