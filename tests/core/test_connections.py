@@ -151,6 +151,17 @@ def test_node_that_was_never_heard_is_not_lost() -> None:
     assert lost(found, 10.1, 20.0) == {}
 
 
+def test_end_of_an_agent_that_is_seen_late_says_nothing_about_its_successor() -> None:
+    """When another agent of a node connects before the end of the earlier agent is seen, then the
+    node is not lost. It is not lost either when it is cut off much later without having ended."""
+    found = connected()
+    found.present("node.1/3f9a2c51")
+    leave(found, 1, 10.1)
+    assert lost(found, 10.1, 20.0) == {}
+    found.gone("node.1/3f9a2c51", 20.0)
+    assert lost(found, 20.0, 30.0) == {}
+
+
 def test_participants_without_a_node_say_nothing() -> None:
     """When a command of the operator, or a launcher without a node, connects or is gone, then no node
     is lost, and it does not stand for a node."""

@@ -72,6 +72,8 @@ class Connections:
             return
         self._present.discard(who)
         kind, number, _ = who
+        if kind == AGENT and any(other[:2] == (kind, number) for other in self._present):
+            return  # another agent has come up on the node before the end of this one was seen
         node = self._node(kind, number)
         fresh = kind == AGENT and at - self._heard.pop(number, float("-inf")) <= FRESH
         if node is not None and (fresh or node in self._cut):
