@@ -313,6 +313,20 @@ def test_new_agent_on_a_node_means_its_ranks_are_lost() -> None:
     assert {fault.evidence for fault in faults} == {"another agent has come up on node 1"}
 
 
+def test_new_agent_is_known_by_its_name_if_host_and_pid_are_the_same() -> None:
+    """When a new agent joins for a node with the host and the pid of the earlier agent, as in a
+    container that was started again, then the ranks of the node are lost and started again."""
+    job = trained(placement={0: (0, 1), 1: (2, 3)})
+    joined = NodeJoined(node=1, host="h", pid=1, ranks=(2, 3), at=job.now)
+    job.ranks[2].alive = job.ranks[3].alive = False
+    job.report(joined, sender="node.1/3f9a2c51")
+    assert job.doing == "freezing"
+    job.settle()
+    job.train()
+    assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(2, 1, 1), (3, 1, 1)]
+    assert strategies(job) == ["recover"]
+
+
 @pytest.mark.parametrize(("node", "ranks"), [(0, (0, 1)), (1, (2, 3))])
 def test_captured_state_is_recreated_when_the_agent_of_its_ranks_is_new(
     node: int, ranks: tuple[int, ...]

@@ -3,6 +3,7 @@ Handles nodes, rendezvous stores and processes that join the job. Decides whethe
 the rank that it claims, and from when on the process gets orders.
 """
 
+from tft.core.job.nodes import AgentProcess
 from tft.core.job.process_exits import ProcessExits
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import NOWHERE, RankState
@@ -33,7 +34,7 @@ class Arrivals:
         self._attempts = recovery.attempts
         self._process_exits = ends
 
-    def node_joined(self, message: NodeJoined) -> None:
+    def node_joined(self, message: NodeJoined, sender: str) -> None:
         """
         Handle the report that the agent of a node has joined the job, and start the processes of
         the ranks of this node. The agent may be the first one of the node. It may also be an agent
@@ -41,7 +42,7 @@ class Arrivals:
         """
         job = self._job
         known = message.node in job.nodes.ranks and message.node not in job.nodes.lost
-        agent = (message.host, message.pid)
+        agent = AgentProcess(host=message.host, pid=message.pid, sender=sender)
         if message.node in job.nodes.isolated or (
             known and agent == job.nodes.agents[message.node]
         ):

@@ -82,8 +82,7 @@ class Attempts:
             return
         rank_state = job.ranks.states[fault.rank]
         if rank_state.node is not None:
-            host, _ = job.nodes.agents[rank_state.node]
-            at_fault = rank_state.process.pid, host
+            at_fault = rank_state.process.pid, job.nodes.agents[rank_state.node].host
             job.incident.turnover.at_fault[fault.rank, fault.seen] = at_fault
 
     def step_of(self, rank_state: RankState) -> int:

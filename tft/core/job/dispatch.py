@@ -73,7 +73,7 @@ class Dispatch:
         """
         match message:
             case NodeJoined():
-                self._arrivals.node_joined(message)
+                self._arrivals.node_joined(message, sender)
             case Spawned():
                 self._arrivals.spawned(message)
             case Exited():

@@ -23,6 +23,18 @@ class Recalling:
     issued: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProcess:
+    """
+    The agent of a node. Another agent of the node has another name on the bus (`sender`). Its host
+    and pid may be the same: each start of a container may give the same ones.
+    """
+
+    host: str
+    pid: int
+    sender: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Nodes:
     """
@@ -32,8 +44,8 @@ class Nodes:
 
     ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By node that has joined: the ranks whose first processes are started on this node."""
-    agents: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """By node: the host name and the pid of the agent of the node."""
+    agents: dict[int, AgentProcess] = field(default_factory=dict)
+    """By node: the agent of the node."""
     came: dict[int, float] = field(default_factory=dict)
     """By node: the time at which the present agent of the node joined the job, by the clock of the
     node."""

@@ -44,7 +44,7 @@ class ProcessExits:
         """
         job = self._job
         agent = job.nodes.agents.get(message.node)
-        stranger = message.pid and agent is not None and agent[1] != message.pid
+        stranger = message.pid and agent is not None and agent.pid != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
             return None  # the report is about an earlier agent: the node has joined again since
         job.nodes.lost.add(message.node)
