@@ -179,7 +179,7 @@ class Stage:
             "environment": os.environ | {"PYTHONPATH": ":".join(path), name: value} | environment,
         }
         agent = self._start(told, stdout)
-        while await self._next() != f"node.{node}/0":
+        while not str(await self._next()).startswith(f"node.{node}/"):
             pass
         return agent
 

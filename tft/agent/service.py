@@ -84,7 +84,8 @@ async def _serve(settings: AgentSettings) -> int:
     for name in ("logs", "pids"):
         (settings.job.run_dir / name).mkdir(parents=True, exist_ok=True)
     write_pid(settings.job.run_dir / "pids" / f"agent-{settings.node}.pid", os.getpid())
-    sender = f"node.{settings.node}/0"
+    # another agent of this node numbers its reports from 1 too, so it must have another name
+    sender = f"node.{settings.node}/{secrets.token_hex(4)}"
     async with open_bus(
         settings.job.broker, job=settings.job.job, sender=sender,
         topics=[ORDERS, agent(settings.node)], curve=settings.job.curve,

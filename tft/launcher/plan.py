@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -80,6 +80,9 @@ class Plan:
     goes_on: bool = False
     """True if the nodes of the job are training already without a controller. This launcher
     (`tft lead`) was started again, so that its controller leads these nodes."""
+    token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
+    """A random word that no other launcher of this node has. Each launcher numbers its reports from
+    1, so each needs another name on the bus."""
 
     @property
     def leads(self) -> bool:
@@ -117,7 +120,7 @@ class Plan:
         """
         Return the name of this launcher on the bus.
         """
-        return f"run.{self.node}/0"
+        return f"run.{self.node}/{self.token}"
 
     @property
     def command(self) -> list[str]:

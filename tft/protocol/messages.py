@@ -724,8 +724,9 @@ class Lead:
 
     epoch: int
     heard: dict[str, int]
-    """By sender (for example `rank.3/1.4711`, `node.0/0`): the highest number of a report from this
-    sender that the controller has handled. The sender stops repeating reports up to this number."""
+    """By sender (for example `rank.3/1.4711`, `node.0/3f9a2c51`): the highest number of a report from
+    this sender that the controller has handled. The sender stops repeating reports up to this
+    number."""
     state: str = ""
     """The name of the job's state, one of the states in `docs/reference/machine.md`."""
     incident: int = 0

@@ -1,0 +1,44 @@
+"""
+A node that is killed and started again at once, before its loss is noticed.
+"""
+
+import os
+import secrets
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.e2e.jobs import ROOT, Job, job, reached, until
+from tft.bus.ports import free_address
+
+STEPS = 60
+SCRIPT = ROOT / "tests" / "e2e" / "fake_job.py"
+
+
+def test_node_that_is_started_again_at_once_is_taken_in(tmp_path: Path) -> None:
+    """When a node is killed and started again before the controller has noticed its loss, then the
+    new agent is taken in: the rank of the node is lost with the earlier agent and starts again there
+    with the rank-local state that the other node has kept. The job trains all steps."""
+    shared = ["--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1")]
+    shared += ["--adaptor", "fake", "--nnodes", "2"]
+    with ExitStack() as opened:
+
+        def start(node: int) -> Job:
+            options = [*shared, "--node-rank", str(node)]
+            arguments = [str(STEPS), "--seconds", "0.03"]
+            return opened.enter_context(
+                job(tmp_path / "run", *options, script=SCRIPT, arguments=arguments, nproc=1)
+            )
+
+        first, second = start(0), start(1)
+        until(reached(first, 10), "step 10", 20.0)
+        os.kill(second.process.pid, signal.SIGKILL)  # the kernel ends its children with it
+        second.process.wait()
+        again = start(1)
+        outcome = first.end(30.0)
+        assert (outcome.code, again.end(10.0).code) == (0, 0), outcome.output
+    (incident,) = outcome.incidents
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("node", 1)]
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
+    assert outcome.rows().keys() == {(r, step) for r in (0, 1) for step in range(1, STEPS + 1)}
+    assert outcome.finals()[0] == outcome.finals()[1]
