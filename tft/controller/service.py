@@ -43,6 +43,7 @@ from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import (
     Beat,
+    Envelope,
     Inquire,
     Lead,
     NodeJoined,
@@ -64,7 +65,7 @@ LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
 when there is nothing new to say. The time is long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""The number of warnings about malformed messages that are remembered. A remembered warning is not
+"""The number of warnings about messages that are remembered. A remembered warning is not
 logged again."""
 FAREWELL = 3.0
 """The time in seconds for which the controller waits before it ends. In this time the agents must
@@ -298,7 +299,9 @@ class Controller:
                 elif isinstance(message, Whereabouts):
                     self._beats.inquiry.answered(message, self._clock.now())
                 elif isinstance(message, REPORTS_BY_TYPE):
-                    if self._inbox.accept(envelope.sender, envelope.number):
+                    if not self._must_wait(envelope) and self._inbox.accept(
+                        envelope.sender, envelope.number
+                    ):
                         if isinstance(message, NodeJoined):
                             self._beats.hang_detection.expect(message.node, self._clock.now())
                         if isinstance(message, NodeLost):
@@ -315,7 +318,7 @@ class Controller:
                             self._tell("node_joined", node=message.node, ranks=[*message.ranks])
                     self._news.set()
             case Malformed(why=why):
-                self._warnings.malformed(why)
+                self._warnings.once("malformed_message", why)
             case NotLetIn(why=why):
                 log.warning("not_let_in", why=why)
             case Present(sender=sender):
@@ -331,6 +334,23 @@ class Controller:
                 self._news.set()
             case _:
                 assert_never(arrival)
+
+    def _must_wait(self, envelope: Envelope) -> bool:
+        """
+        Return True if the report is that of a second agent of a node whose agent is still connected:
+        two launchers were given the same node. The report is not accepted before the node is lost
+        or the other agent is gone. The end of a killed agent is seen at once, or within 2 s.
+        """
+        match envelope.message:
+            case NodeJoined(node=node) if node in self._machine.nodes:
+                agents = {name for name in self._present if name.startswith(f"node.{node}/")}
+                if agents - {envelope.sender}:
+                    self._warnings.once(
+                        "node_taken",
+                        f"{envelope.sender} waits: another agent of node {node} is connected",
+                    )
+                    return True
+        return False
 
     def _beat(self, beat: Beat) -> None:
         now = self._clock.now()
@@ -572,21 +592,21 @@ class Controller:
 
 class Warnings:
     """
-    Logs warnings about malformed messages. The same warning is logged once, because a sender gets
-    no answer to a malformed message, and so repeats this message forever.
+    Logs warnings about messages that are not accepted. The same warning is logged once, because the
+    sender gets no answer to such a message, and so repeats it forever.
     """
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def malformed(self, why: str) -> None:
+    def once(self, event: str, why: str) -> None:
         """
-        Log why a message is malformed, unless the same reason was logged before. Only about the
+        Log why a message is not accepted, unless the same reason was logged before. Only about the
         last `REMEMBERED` reasons are remembered.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
-            log.warning("malformed_message", why=why)
+            log.warning(event, why=why)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
