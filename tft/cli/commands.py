@@ -4,11 +4,13 @@ The commands of `tft` as click commands. Each command imports the code it needs 
 
 import signal
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
+import pluggy
 
 from tft.config import inherited_environment
 from tft.launcher.options import LOOPBACK, job_options, job_settings
@@ -26,25 +28,9 @@ def run_command() -> click.Command:
     configure_logs()
     plugins = load_plugins()
 
-    def run(**options: Any) -> int:  # Any: the options have different types
-        die_with_parent()
-        from tft.launcher.export import export_last
-        from tft.launcher.plan import Plan, check_plan, make_plan
-        from tft.launcher.run import launch
-
-        def run_as_planned(plan: Plan, options: Mapping[str, Any]) -> int:  # Any: as above
-            added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
-            check_plan(plan)
-            return launch(plan, {name: value for each in added for name, value in each.items()})
-
-        plan = make_plan(options)
-        code = run_as_planned(plan, options)
-        export_last(plan, code, options, lambda other: run_as_planned(make_plan(other), other))
-        return code
-
     return click.Command(
         "run",
-        callback=run,
+        callback=partial(_run_job, plugins),
         params=[
             *job_options(given=False),
             click.Option(
@@ -83,6 +69,29 @@ def run_command() -> click.Command:
         help="Run SCRIPT as a training job on this node and supervise it until it ends.\n\n"
         "Options after SCRIPT are the script's own.",
     )
+
+
+# Any: the options have different types
+def _run_job(plugins: pluggy.PluginManager, **options: Any) -> int:
+    """
+    Run a job as `tft run` does, and then export its last checkpoint if the user wants that. Return
+    the exit code of the job.
+    """
+    die_with_parent()
+    from tft.launcher.export import export_last
+    from tft.launcher.plan import Plan, check_plan, make_plan
+    from tft.launcher.run import launch
+    from tft.plugins import call_guarded
+
+    def run(plan: Plan, options: Mapping[str, Any]) -> int:
+        added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
+        check_plan(plan)
+        return launch(plan, {name: value for each in added for name, value in each.items()})
+
+    plan = make_plan(options)
+    code = run(plan, options)
+    export_last(plan, code, options, lambda other: run(make_plan(other), other))
+    return code
 
 
 def lead_command() -> click.Command:
