@@ -422,7 +422,13 @@ def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
         1: Standing(rank=1, held=5),
     }
     plan = plan_save(
-        topology, standings, {0: True, 1: True}, 5, None, spread=False, with_copies=True
+        topology,
+        standings,
+        {0: True, 1: True},
+        5,
+        None,
+        shards=savers(topology, standings, 5, None, spread=False),
+        with_copies=True,
     )
     assert plan.restoring == (0,)
     assert plan.shards == {0: ("a",), 1: ("b",)}
@@ -439,7 +445,13 @@ def test_rank_without_the_step_in_use_writes_no_further_copy() -> None:
         2: Standing(rank=2, held=5, tail=True),
     }
     plan = plan_save(
-        topology, standings, dict.fromkeys((0, 1, 2), True), 5, None, spread=False, with_copies=True
+        topology,
+        standings,
+        dict.fromkeys((0, 1, 2), True),
+        5,
+        None,
+        shards=savers(topology, standings, 5, None, spread=False),
+        with_copies=True,
     )
     assert plan.shards == {0: ("a",)}
     assert not any(plan.copies.values())
@@ -451,7 +463,13 @@ def test_rank_without_local_state_of_the_step_writes_only_shards() -> None:
     topology = Topology(groups={"a": (0,), "b": (1,)})
     standings = {rank: Standing(rank=rank, held=5) for rank in (0, 1)} | {2: Standing(rank=2)}
     plan = plan_save(
-        topology, standings, {0: False, 1: True, 2: False}, 5, None, spread=False, with_copies=False
+        topology,
+        standings,
+        {0: False, 1: True, 2: False},
+        5,
+        None,
+        shards=savers(topology, standings, 5, None, spread=False),
+        with_copies=False,
     )
     assert plan.shards == {0: ("a",), 1: ("b",)}
     assert plan.writers == (0, 1)

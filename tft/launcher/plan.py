@@ -193,16 +193,11 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     launched = placed is not None or starter is not None or node == LEADER
     led_elsewhere = options["led_elsewhere"]
     _check_shared(options, alone=options["nnodes"] == 1 and placed is None, launched=launched)
-    checkpoint_dir: Path | None = options["checkpoint_dir"]
     curve: Path | None = options["curve"]
     export: Path | None = options["export"]
-    _check_resume(options, checkpoint_dir)
+    _check_resume(options)
     _check_export(options, launched=launched)
-    run_dir = (options["run_dir"] or new_run_dir()).absolute()
-    if options["export_only"]:
-        # the report of the job must stay, because it says how the job has ended
-        checkpoint_dir = checkpoint_dir or run_dir / "checkpoints"
-        run_dir /= EXPORT
+    run_dir, checkpoint_dir = _directories(options)
     living = living_run(run_dir) if node == LEADER else None
     found = {
         # The name of the job is random, because no other job on the same bus may have this name.
@@ -211,7 +206,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
         "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
         "run_dir": run_dir,
-        "checkpoint_dir": checkpoint_dir and checkpoint_dir.absolute(),
+        "checkpoint_dir": checkpoint_dir,
         "curve": curve and curve.absolute(),
         "export": export and export.absolute(),
     }
@@ -243,6 +238,21 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     )
 
 
+# Any: the options have different types
+def _directories(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    """
+    Return the run directory and the directory for checkpoints (None: the one in the run directory).
+
+    A job that only exports a checkpoint has a run directory of its own, in that of the job: the
+    report of the job must stay, because it says how the job has ended.
+    """
+    run_dir: Path = (options["run_dir"] or new_run_dir()).absolute()
+    checkpoint_dir: Path | None = options["checkpoint_dir"] and options["checkpoint_dir"].absolute()
+    if options["export_only"]:
+        return run_dir / EXPORT, checkpoint_dir or run_dir / "checkpoints"
+    return run_dir, checkpoint_dir
+
+
 def _another(settings: JobSettings, node: int) -> int:
     """
     Return a free node number for a spare launcher that is started although the launcher of `node`
@@ -253,11 +263,8 @@ def _another(settings: JobSettings, node: int) -> int:
     return next(number for number in numbers if not in_use(settings.run_dir, number))
 
 
-def _check_resume(
-    options: Mapping[str, Any],  # Any: the options have different types
-    checkpoint_dir: Path | None,
-) -> None:
-    if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
+def _check_resume(options: Mapping[str, Any]) -> None:
+    if options["resume"] and options["run_dir"] is None and options["checkpoint_dir"] is None:
         raise UsageError(
             "--resume needs the --run-dir of the run to continue, or the --checkpoint-dir that "
             "has its checkpoints"

@@ -173,7 +173,6 @@ class Periodic:
     ) -> None:
         self._settings = settings
         self._digests = digests
-        self._store = checkpoint.checkpoint_store_of(settings)
         self._hook = hook
         self._saving = saving
         self._reports = _Reports(settings, report)
@@ -194,6 +193,10 @@ class Periodic:
         self._owed: int | None = None
         """The step of the newest checkpoint that this rank has committed, while older checkpoints
         are still to be removed. None: nothing is to be removed."""
+
+    @property
+    def _store(self) -> checkpoint.CheckpointStore:
+        return checkpoint.checkpoint_store_of(self._settings)
 
     # ---------------------------------------------------------------- on the training thread
 

@@ -11,8 +11,8 @@ from tft.core.job.state import Job
 from tft.core.job.transitions import State
 from tft.core.plan.coverage import covered_step
 from tft.core.plan.plan import EXIT
-from tft.core.plan.savers import SavePlan, plan_save
-from tft.core.plan.standing import Standing
+from tft.core.plan.savers import SavePlan, plan_save, savers
+from tft.core.plan.standing import Standing, Standings
 from tft.errors import InternalError
 from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 
@@ -66,16 +66,14 @@ class Shutdown:
         note_tails(job, step, standings)
         note_habits(job, step)
         note_early(job, step)
-        able = [s for s in job.ranks.states.values() if s.able]
         plan = plan_save(
             job.ranks.topology(),
             standings,
-            {s.rank: s.local_state.counts(step) for s in able},
+            {s.rank: s.local_state.counts(step) for s in job.ranks.states.values() if s.able},
             step,
             incident.spread.ceiling,
-            spread=job.policy.spread_savers,
+            shards=self._savers(standings, step),
             with_copies=job.policy.save_copies and not again,
-            writing=self._writing(step),
         )
         incident.last_checkpoint = LastCheckpoint(
             plan=plan,
@@ -96,20 +94,23 @@ class Shutdown:
             s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
         }
 
-    def _writing(self, step: int) -> dict[str, int]:
+    def _savers(self, standings: Standings, step: int) -> dict[int, tuple[str, ...]]:
         """
-        Return, by shard, the rank that writes the shard already, by an earlier plan of a last
-        checkpoint of `step`. Leave out ranks that have got another process since then.
+        Return which rank writes which shards. A rank keeps the shards that it writes already, by an
+        earlier plan for the same step, unless it has got another process since then.
         """
-        last = self._job.incident.last_checkpoint
-        if last.plan is None or last.plan.step != step:
-            return {}
-        return {
+        job, last = self._job, self._job.incident.last_checkpoint
+        earlier = last.plan.shards if last.plan is not None and last.plan.step == step else {}
+        writing = {
             shard: rank
-            for rank, shards in last.plan.shards.items()
-            if self._job.ranks.states[rank].incarnation == last.incarnations[rank]
+            for rank, shards in earlier.items()
+            if job.ranks.states[rank].incarnation == last.incarnations[rank]
             for shard in shards
         }
+        return savers(
+            job.ranks.topology(), standings, step, job.incident.spread.ceiling,
+            spread=job.policy.spread_savers, writing=writing,
+        )  # fmt: skip
 
     def replan(self) -> None:
         """

@@ -42,22 +42,17 @@ def plan_save(
     step: int,
     ceiling: int | None,
     *,
-    spread: bool,
+    shards: Mapping[int, tuple[str, ...]],
     with_copies: bool,
-    writing: Mapping[str, int] = MappingProxyType({}),
 ) -> SavePlan:
     """
-    Return which rank writes which part of a last checkpoint of `step`.
+    Return which rank writes which part of a last checkpoint of `step`. `shards` is the result of
+    `savers`.
 
     The keys of `able` are the ranks that can write. The value of a rank is True if its rank-local
     state of `step` is valid. Such a rank writes this state even if it writes no shards, because no
     other rank has the state.
-
-    `writing` has, by shard, the rank that writes the shard already, by an earlier plan for the same
-    step. It keeps the shard: if another rank wrote the same files, one would overwrite what the other
-    has digested.
     """
-    shards = savers(topology, standings, step, ceiling, spread=spread, writing=writing)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
     restored = {
         **standings,
@@ -88,8 +83,11 @@ def savers(
     """
     Assign each shard to exactly one rank, which has the shard as it was at the end of `step` and
     will write it. Without `spread`, this is the first such rank among the holders of the shard.
-    With `spread`, it is a rank on the node that has the fewest shards to write so far. A rank that
-    writes the shard already (`writing`) keeps it.
+    With `spread`, it is a rank on the node that has the fewest shards to write so far.
+
+    `writing` has, by shard, the rank that writes the shard already, by an earlier plan for the same
+    step. It keeps the shard: if another rank wrote the same files, one would overwrite what the other
+    has digested.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
