@@ -48,6 +48,17 @@ def test_event_is_logged_as_one_line_of_keys_and_values() -> None:
     assert failed.endswith('ZeroDivisionError: division by zero"')
 
 
+def test_log_on_a_full_disk_does_not_end_the_process() -> None:
+    """When stderr is a file on a full disk, then events are left out and the process goes on."""
+    with Path("/dev/full").open("w") as full:
+        code = f"{CODE.format(verbose=False)}print('went on')"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=full, text=True, check=False,
+        )  # fmt: skip
+    assert done.stdout == "went on\n"
+
+
 def test_quiet_events_of_a_rank_are_only_in_its_file(tmp_path: Path) -> None:
     """When a script has set up structlog in its own way, then quiet events are lines of the file, and
     events that cannot be written to a file are logged as all others."""

@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -31,6 +32,30 @@ class _Lines:
         """
         with suppress(OSError):
             os.write(self._fd, f"{text}\n".encode(errors="backslashreplace"))
+
+
+class _Stream:
+    """
+    A stream for structlog. If it cannot be written, because the disk is full or the terminal is
+    closed, nothing is raised: a process of tft must not end because of that.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """
+        Write a text, or leave it out.
+        """
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """
+        Hand on what was written. What cannot be handed on is tried again later.
+        """
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class QuietLog:
@@ -90,6 +115,6 @@ def configure_logs(*, verbose: bool = False) -> None:
         ),
         # write to the stream that is sys.stderr now, which a test or a caller may have replaced,
         # and not to structlog's default stream
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stream(sys.stderr))),
         cache_logger_on_first_use=True,
     )

@@ -2,7 +2,9 @@
 The story of a run on disk: complete, in order, and sufficient to continue from and to replay.
 """
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from tft.core.job.machine import Machine
 from tft.core.job.policy import Policy
 from tft.errors import StoryCorrupt, UsageError
 from tft.protocol.messages import Exited, Position, Spawn
+from tft.replay import recording
 from tft.replay.recording import (
     Opened,
     Story,
@@ -128,6 +131,36 @@ def test_incomplete_last_line_of_a_story_is_removed(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- recorded commands
+
+
+@pytest.mark.parametrize("full", [3, 30])
+def test_story_waits_for_room_on_a_full_disk(
+    full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk is full in the middle of a line, then the rest is written as soon as there is
+    room. If there is none for long, an error is raised."""
+    written, tries = os.write, 0
+
+    def write_some(file: int, content: memoryview) -> int:
+        nonlocal tries
+        tries += 1
+        if 1 < tries < full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(file, content[:9] if tries == 1 else content)
+
+    path = tmp_path / "story.jsonl"
+    write(path, OPENED, [])
+    with Story(path) as story, monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_some)
+        patch.setattr(recording, "_WAIT", 0.3)
+        if full == 30:
+            with pytest.raises(OSError, match="No space left"):
+                story.event(EVENTS[0], ())
+        else:
+            story.event(EVENTS[0], ())
+    with Story(path):
+        pass  # removes an unfinished line
+    assert last_run(path, "j", "r") == (OPENED, EVENTS[:1] if full == 3 else [])
 
 
 def test_story_records_the_commands_of_each_event(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ fingerprint of the commands that the machine returned for the event (see `finger
 absent when the commands are not known. A run begins with a line of kind `Opened`.
 """
 
+import errno
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -34,6 +36,13 @@ from tft.protocol.messages import Report
 _SHORTEST = 50
 """The smallest number of bytes that a line of a story can have. It gives an upper limit for the
 number of lines in an unreadable part of the file."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WAIT = 10.0
+"""How many seconds a write waits for room on a full disk. It is shorter than `pulse.LIMIT`, after
+which a controller counts as hanging. It is long enough that a controller that gives up and is started
+again does not use up its restarts (`Restarts`)."""
+_AGAIN = 0.1
+"""How many seconds pass until a write is tried again."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
 """The classes of the events that the controller itself creates, by class name. All other events are
@@ -138,6 +147,7 @@ class Story:
         self._path = path
         self._file = -1
         self._lines = 0
+        self._never = threading.Event()
 
     def __enter__(self) -> Self:
         self._mend()
@@ -186,8 +196,15 @@ class Story:
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
         # a disk that becomes full accepts only a part of the line, and reports the error at the
         # next write: so write until the whole line is accepted or an error is reported
+        waited = 0.0
         while left:
-            left = left[os.write(self._file, left) :]
+            try:
+                left = left[os.write(self._file, left) :]
+            except OSError as error:
+                if error.errno not in _FULL or waited >= _WAIT:
+                    raise
+                self._never.wait(_AGAIN)
+                waited += _AGAIN
 
 
 def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
