@@ -97,6 +97,12 @@ def test_incident_with_more_to_say_has_a_story() -> None:
             {"rank": 1, "line": "", "why": "it does not answer", "seconds": 1},
             "rank 1 holds up the others: it does not answer",
         ),
+        (
+            "no_node_heard",
+            {"nodes": [0, 1], "seconds": 10.0, "limit": 300.0},
+            "no node has been connected to the bus for 10 s: if none comes back, all nodes count as "
+            "lost 4 min 50 s from now",
+        ),
         ("rank_slow", {"why": "mine"}, "remark rank_slow: why mine"),
         ("too_hot", {"device": 3, "celsius": 97}, "remark too_hot: device 3, celsius 97"),
         ("seen", {}, "remark seen"),

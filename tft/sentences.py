@@ -307,6 +307,8 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
                 return f"rank {facts['rank']} is as fast as the others again since step {facts['step']}"
             case "job_stands":
                 return _stands(facts)
+            case "no_node_heard":
+                return _deserted(facts)
             case "rank_behind":
                 where = f"stands at {facts['line']}" if facts["line"] else "holds up the others"
                 return f"rank {facts['rank']} {where}: {facts['why']}"
@@ -316,6 +318,14 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
         pass  # the remark of another plugin with the same name, which has other facts
     told = ", ".join(f"{name} {value}" for name, value in facts.items())
     return f"remark {event}: {told}" if told else f"remark {event}"
+
+
+def _deserted(facts: Mapping[str, Any]) -> str:  # Any: JSON
+    left = seconds(facts["limit"] - facts["seconds"])
+    return (
+        f"no node has been connected to the bus for {seconds(facts['seconds'])}: if none comes back, "
+        f"all nodes count as lost {left} from now"
+    )
 
 
 def _slow(facts: Mapping[str, Any]) -> str:  # Any: JSON

@@ -174,3 +174,16 @@ def test_participants_without_a_node_say_nothing() -> None:
     found.present("node.0/0")
     found.gone("node.1/0", 10.0)
     assert list(lost(found, 10.1, 20.0)) == [1]
+
+
+def test_nodes_are_those_with_any_connection() -> None:
+    """When one process of a node is connected, then the node is among the connected ones. A command
+    of the operator and the launcher of `tft lead` belong to no node."""
+    found = connected()
+    leave(found, 0, 10.0, but="rank.1/0.101")
+    assert found.nodes() == {0, 1}
+    found.gone("rank.1/0.101", 10.0)
+    leave(found, 1, 10.0)
+    found.present("ask.status/0")
+    found.present("run.-1/0")
+    assert found.nodes() == set()

@@ -70,6 +70,15 @@ logged again."""
 FAREWELL = 3.0
 """The time in seconds for which the controller waits before it ends. In this time the agents must
 learn that the job is over, and disconnect."""
+LOOK = 1.0
+"""The time in seconds between two looks at whether any node is connected."""
+DESERTED = 10.0
+"""The time in seconds without any node after which the operator is told."""
+ALL_LOST = 300.0
+"""The time in seconds without any node after which all nodes count as lost. It is long, because a
+broken network between the nodes and this controller looks the same. The nodes then train on, and
+should find their controller when the network works again, for example after the restart of a switch.
+Only this controller waits if the nodes are really lost."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
@@ -273,6 +282,7 @@ class Controller:
                 asyncio.create_task(self._listen(bus)),
                 asyncio.create_task(self._say_again(bus)),
                 asyncio.create_task(self._lead(bus)),
+                asyncio.create_task(self._watch_for_nodes()),
             ]
             over = asyncio.create_task(self._over.wait())
             done, _ = await asyncio.wait([*tasks, over], return_when=asyncio.FIRST_COMPLETED)
@@ -384,6 +394,31 @@ class Controller:
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
+
+    async def _watch_for_nodes(self) -> None:
+        """
+        Say when no node is connected any more, and take all nodes as lost if none comes back within
+        `ALL_LOST` seconds. `_beat` looks for a lost node only while another node is heard.
+
+        The time is counted in looks. So if this process was stopped, or its machine has slept, the
+        messages that have come meanwhile are read before the nodes are given up. If not even the
+        launcher of this process is connected, the broker is lost, which says nothing about the nodes.
+        """
+        deserted = 0.0
+        while True:
+            await asyncio.sleep(LOOK)
+            nodes = sorted(self._machine.nodes)
+            if not nodes or not self._present or self._beats.connections.nodes() & {*nodes}:
+                deserted = 0.0
+                continue
+            before, deserted = deserted, deserted + LOOK
+            if before < DESERTED <= deserted:
+                self._remark("no_node_heard", nodes=nodes, seconds=deserted, limit=ALL_LOST)
+            if before < ALL_LOST <= deserted:
+                why = f"no node has been connected to the bus for {deserted:.0f} s"
+                for node in nodes:
+                    self._beats.hang_detection.forget(node)
+                    self._own(NodeLost(node=node, why=why, at=self._clock.now()))
 
     async def _say_again(self, bus: Bus) -> None:
         while True:

@@ -94,7 +94,7 @@ class Connections:
         self._looked = at
         if not self._cut:
             return []
-        there = {self._node(kind, number) for kind, number, _ in self._present}
+        there = self.nodes()
         lost = [
             node
             for node, since in self._cut.items()
@@ -103,6 +103,13 @@ class Connections:
         for node in lost:
             del self._cut[node]
         return sorted(lost)
+
+    def nodes(self) -> set[int | None]:
+        """
+        Return the nodes of which any process is connected. None is among them if a rank is that has
+        left its node.
+        """
+        return {self._node(kind, number) for kind, number, _ in self._present}
 
     def _node(self, kind: str, number: int) -> int | None:
         return self._home(number) if kind == RANK else number
