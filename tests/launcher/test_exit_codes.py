@@ -6,7 +6,16 @@ import signal
 
 import pytest
 
-from tft.launcher.exit_codes import CANCELLED, COMPLETED, DUMPED, FAILED, Restarts, ended, exit_code
+from tft.launcher.exit_codes import (
+    CANCELLED,
+    COMPLETED,
+    DUMPED,
+    ENDING,
+    FAILED,
+    Restarts,
+    ended,
+    exit_code,
+)
 
 
 def test_restart_is_refused_after_the_limit_of_ends() -> None:
@@ -31,10 +40,10 @@ def test_exit_code_without_a_signal_is_the_result_of_the_controller(result: int)
     assert exit_code(result, None) == result
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDING)
 @pytest.mark.parametrize("result", [DUMPED, FAILED, *CANCELLED])
 def test_exit_code_after_a_signal_is_128_plus_its_number(result: int, number: int) -> None:
-    """When a job ended because of SIGINT or SIGTERM, then the exit code is 128 plus the number of
+    """When a job ended because of SIGINT, SIGTERM or SIGHUP, then the exit code is 128 plus the number of
     the signal."""
     assert exit_code(result, number) == 128 + number
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import Job, job, left_behind
+from tests.e2e.conftest import FAKE
+from tests.e2e.jobs import Job, job, left_behind, reached
 from tft.bus.ports import free_address
 
 LIMIT = 30.0
@@ -145,6 +146,50 @@ def test_second_signal_ends_all_processes_at_once(tmp_path: Path) -> None:
 
     assert outcome.code == 143, outcome.output
     assert left == []
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_job_of_a_closed_terminal_ends_after_a_last_checkpoint(
+    ignored: bool, tmp_path: Path
+) -> None:
+    """When `tft run` gets SIGHUP, also twice, as it does when its terminal closes, then the job saves
+    a last checkpoint and the exit code is 129. If SIGHUP is ignored, as under nohup, it stays so."""
+    before = "trap '' HUP" if ignored else ""
+    with job(
+        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        arguments=("60", "--seconds", "0.05"), nproc=2, before=before,
+    ) as running:  # fmt: skip
+        until(reached(running, 5), "step 5")
+        for _ in range(2):
+            running.process.send_signal(signal.SIGHUP)
+        outcome = running.end(LIMIT)
+
+    assert left_behind(running.run_dir) == []
+    if ignored:
+        assert (outcome.code, outcome.report["result"]) == (0, "completed"), outcome.output
+        return
+    assert (outcome.code, outcome.report["result"]) == (129, "cancelled"), outcome.output
+    assert outcome.report["why"] == "SIGHUP was sent to `tft run` on node 0"
+    assert list((running.run_dir / "checkpoints").glob("step-*"))
+
+
+def test_job_goes_on_when_a_pid_file_cannot_be_written(tmp_path: Path) -> None:
+    """When the controller is killed and the pid file of the next one cannot be written, then this is
+    said once, and the job completes."""
+    with job(
+        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        arguments=("80", "--seconds", "0.05"), nproc=2,
+    ) as running:  # fmt: skip
+        until(reached(running, 5), "step 5")
+        pid, path = running.pid("controller"), running.run_dir / "pids" / "controller.pid"
+        path.unlink()
+        path.mkdir()
+        os.kill(pid, signal.SIGKILL)
+        outcome = running.end(LIMIT)
+
+    assert (outcome.code, outcome.report["result"]) == (0, "completed"), outcome.output
+    said = f"cannot write {path}: Is a directory; the job goes on without it"
+    assert outcome.output.count(said) == 1, outcome.output
 
 
 def test_job_fails_when_the_broker_dies_more_often_than_the_limit(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tft.launcher.exit_codes import (
     Restarts,
     ended,
     exit_code,
+    heeded,
 )
 from tft.launcher.news import NewsPrinter
 from tft.launcher.plan import Plan, named
@@ -76,9 +77,18 @@ _NEWS_LIMIT = 10.0
 # seconds after which a node gives up if the broker refuses it; not at once, because the broker of
 # an earlier job may still listen at the address until the broker of this job starts
 _SHUT_OUT_LIMIT = 10.0
+# seconds between two looks at whether a controller was heard
+_LOOK = 1.0
 # seconds without a message of a controller after which the operator is told that this node waits
 # for a controller
 _UNHEARD = 10.0
+# seconds without a message of a controller after which a node gives up, if it has heard one before.
+# A controller that is started again is back within seconds, and one that hangs is killed after
+# `pulse.LIMIT`. If node 0 trains on at the other end of a broken network, its controller has given
+# this node up long before
+_LONELY = 120.0
+# seconds after which a node that is led by `tft lead` says again that it hears no controller
+_REMINDED = 600.0
 # seconds in which the broker or the controller may be killed five times because it hangs: a part that
 # always hangs again would hold the job for ever
 _HUNG_WITHIN = 600.0
@@ -127,11 +137,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         if code not in (COMPLETED, DUMPED):
             why = report.why() or f"no report was written; see {settings.run_dir / 'logs'}"
             say(f"the job did not complete: {why}")
-            checkpoint = newest(checkpoint_store_of(settings))
-            if checkpoint is not None:
-                again = to_go_on(report.incidents(), f"{plan.again} from it")
-                promise = f"{checkpoint} is the newest checkpoint: {again}"
-                say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
+            if sentence := _newest_checkpoint(plan, report.incidents()):
+                say(sentence)
         if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
         if report.steps() == 0:
@@ -182,6 +189,21 @@ def _last_checkpoint(plan: Plan, incidents: Sequence[dict[str, Any]]) -> str:  #
     if why:
         return f"the job ended with a last checkpoint that --resume does not accept: {why}"
     return f"the job ended with a last checkpoint: {to_go_on(incidents, f'{plan.again} it')}"
+
+
+def _newest_checkpoint(plan: Plan, incidents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
+    """
+    Return the sentence that says how a job that did not complete continues from its newest
+    checkpoint, or why it cannot. Return an empty text if there is no checkpoint.
+    """
+    store = checkpoint_store_of(plan.settings)
+    checkpoint = newest(store)
+    if checkpoint is None:
+        return ""
+    promise = (
+        f"{checkpoint} is the newest checkpoint: {to_go_on(incidents, f'{plan.again} from it')}"
+    )
+    return known_unfit(store, checkpoint) or promise
 
 
 def _turn_back(store: CheckpointStore) -> None:
@@ -248,6 +270,20 @@ def say(sentence: str) -> None:
         click.echo(f"tft: {sentence}", err=True)
 
 
+@dataclass(slots=True)
+class _Leader:
+    """
+    What a launcher knows of the controller.
+    """
+
+    led: bool = False
+    """True if a controller was ever heard."""
+    unheard: float = 0.0
+    """For how many seconds no controller was heard, counted by `_watch_controller`."""
+    shut_out: asyncio.TimerHandle | None = None
+    """The timer after which this launcher gives up, because the broker refuses it."""
+
+
 class NodeLauncher:
     """
     Starts, supervises and ends the processes of one launcher: agent, broker and controller, as far
@@ -273,8 +309,8 @@ class NodeLauncher:
         self._clock = SystemClock()
         self._outbox = Outbox()
         self._grace = 0.0
-        self._led = asyncio.Event()
-        self._shut_out: asyncio.TimerHandle | None = None
+        self._pids_missed = False
+        self._leader = _Leader()
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[signal.Signals] = loop.create_future()
         self._over: asyncio.Future[int] = loop.create_future()
@@ -287,7 +323,7 @@ class NodeLauncher:
         Returns the exit code of `tft run`.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heeded():
             loop.add_signal_handler(number, self._signalled, number)
         async with asyncio.TaskGroup() as tasks:
             duties = [self._listen(), self._stop_when_asked()]
@@ -296,7 +332,7 @@ class NodeLauncher:
             if self._plan.leads:
                 duties += [self._keep("broker"), self._keep("controller")]
             else:
-                duties.append(self._say_what_is_awaited())
+                duties.append(self._watch_controller())
             if self._told.console is not None:
                 duties.append(self._show_progress(self._told.console))
             running = [tasks.create_task(duty) for duty in duties]
@@ -384,8 +420,23 @@ class NodeLauncher:
             hangs=partial(self._hangs, name),
         )
         self._parts[name] = child
-        write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
+        self._note_pid(name, child.process.pid)
         return child
+
+    def _note_pid(self, name: str, pid: int) -> None:
+        """
+        Write the pid file of a process for people and other commands. Nothing in the job reads it,
+        so the job goes on if it cannot be written, as on a full disk. The first failure is printed.
+        """
+        path = pid_file(self._plan.settings.run_dir, name)
+        try:
+            write_whole(path, f"{pid}\n")
+        except OSError as error:
+            if not self._pids_missed:
+                self._told.speech.say(
+                    f"cannot write {path}: {error.strerror}; the job goes on without it"
+                )
+            self._pids_missed = True
 
     def _hangs(self, name: str) -> None:
         """
@@ -463,13 +514,17 @@ class NodeLauncher:
 
     def _signalled(self, number: signal.Signals) -> None:
         """
-        Handle SIGINT or SIGTERM. After the first signal, the job is asked to end with a last
+        Handle SIGINT, SIGTERM or SIGHUP. After the first signal, the job is asked to end with a last
         checkpoint. After the second signal, all processes are killed.
 
-        If another launcher has placed the rank of this node, a second signal is ignored.
+        A SIGHUP is ignored as a second signal: when a terminal closes, the kernel and the shell
+        both send one. If another launcher has placed the rank of this node, every second signal is
+        ignored.
         """
         if not self._stop.done() and not self._over.done():
             self._stop.set_result(number)
+            return
+        if number == signal.SIGHUP:
             return
         if self._plan.placed is not None:
             # The other launcher, such as torchrun, may send a signal twice. It does not depend on
@@ -482,7 +537,7 @@ class NodeLauncher:
 
     async def _stop_when_asked(self) -> None:
         number = await asyncio.shield(self._stop)
-        if not self._led.is_set() and not self._plan.leads:
+        if not self._leader.led and not self._plan.leads:
             self._told.speech.say(
                 f"{number.name}: no controller has been heard yet, and nothing has started here"
             )
@@ -533,11 +588,14 @@ class NodeLauncher:
         while True:
             match await self._bus.receive():
                 case Heard(envelope=Envelope(message=Lead(heard=heard))):
-                    self._led.set()
+                    self._leader.led = True
+                    if self._leader.unheard >= _UNHEARD:
+                        self._told.speech.say("a controller is heard again")
+                    self._leader.unheard = 0.0
                     self._outbox.acknowledge(heard.get(self._plan.sender, 0))
-                    if self._shut_out is not None:
-                        self._shut_out.cancel()
-                        self._shut_out = None
+                    if self._leader.shut_out is not None:
+                        self._leader.shut_out.cancel()
+                        self._leader.shut_out = None
                 case Heard(envelope=Envelope(message=News() as news)):
                     self._told.news.heard(news)
                 case NotLetIn(why=why):
@@ -567,23 +625,51 @@ class NodeLauncher:
                 f"the progress is not shown any more: {type(error).__name__}: {error}"
             )
 
-    async def _say_what_is_awaited(self) -> None:
+    async def _watch_controller(self) -> None:
         """
-        If no controller was heard for `_UNHEARD` seconds after the start, print once that this node
-        waits for a controller.
+        Print that no controller is heard, `_UNHEARD` seconds after the start or after the last
+        message of a controller. End this node after `_LONELY` seconds without a message.
 
-        A node waits without limit for the launcher that runs the controller. If that launcher could
-        not start, only its own terminal says why.
+        A node that has never heard a controller waits without limit for the launcher that runs it.
+        If that launcher could not start, only its own terminal says why. A node that is led by
+        `tft lead` waits without limit too, because another `tft lead` can lead it again.
+
+        The time is counted in looks. So if this process was stopped, or its machine has slept, the
+        messages that have come meanwhile are read before this node gives up.
         """
-        try:
-            async with asyncio.timeout(_UNHEARD):
-                await self._led.wait()
-        except TimeoutError:
-            self._told.speech.say(
-                f"no controller has been heard at {self._plan.settings.broker} for {_UNHEARD:.0f} "
-                "s, still waiting: is `tft run` on node 0 (or `tft lead`) running? Its terminal "
-                "says why if not"
-            )
+        broker = self._plan.settings.broker
+        while True:
+            await asyncio.sleep(_LOOK)
+            before, self._leader.unheard = self._leader.unheard, self._leader.unheard + _LOOK
+            unheard = f"no controller has been heard at {broker} for {self._leader.unheard:.0f} s"
+            if before < _UNHEARD <= self._leader.unheard:
+                self._told.speech.say(f"{unheard}, still waiting: {self._whom_to_ask()}")
+            elif not self._leader.led:
+                continue
+            elif not self._plan.led_elsewhere:
+                if self._leader.unheard >= _LONELY:
+                    self._give_up(unheard)
+            elif self._leader.unheard % _REMINDED < _LOOK:
+                self._told.speech.say(f"{unheard}, and this node trains on: {self._whom_to_ask()}")
+
+    def _whom_to_ask(self) -> str:
+        if not self._leader.led:
+            return "is `tft run` on node 0 (or `tft lead`) running? Its terminal says why if not"
+        if self._plan.led_elsewhere:
+            return "if `tft lead` does not run, the same `tft lead` leads this node again"
+        return f"without one, this node ends {_LONELY - _UNHEARD:.0f} s from now"
+
+    def _give_up(self, why: str) -> None:
+        """
+        End this node, because the node that leads the job is lost. If the report of the job is
+        there, the job is over, and only the order to end has not reached this node.
+        """
+        code = self._told.report.exit_code()
+        if code is None:
+            self._told.speech.say(f"{why}: this node ends, without a last checkpoint")
+            if sentence := _newest_checkpoint(self._plan, ()):
+                self._told.speech.say(sentence)
+        self._finish(exit_code(FAILED, self._stopped_by) if code is None else code)
 
     def _not_let_in(self, why: str) -> None:
         """
@@ -594,6 +680,6 @@ class NodeLauncher:
         before does not give up: it tries to reach the broker until the job is over.
         """
         self._told.speech.say(why)
-        if not self._led.is_set() and not self._plan.leads and self._shut_out is None:
+        if not self._leader.led and not self._plan.leads and self._leader.shut_out is None:
             loop = asyncio.get_running_loop()
-            self._shut_out = loop.call_later(_SHUT_OUT_LIMIT, self._finish, REFUSED)
+            self._leader.shut_out = loop.call_later(_SHUT_OUT_LIMIT, self._finish, REFUSED)
