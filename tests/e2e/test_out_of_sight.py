@@ -16,7 +16,7 @@ from tests.e2e.jobs import MARK, ROOT, Job, job, left_behind, reached, until
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 
-LAUNCHER = "import tft.launcher.run as limits; limits._UNHEARD, limits._LONELY = 2.0, 4.0"
+LAUNCHER = "import tft.launcher.run as limits; limits._UNHEARD, limits._LONELY = 2.0, 6.0"
 REMINDED = f"{LAUNCHER}; limits._REMINDED = 3.0"
 CONTROLLER = "import tft.controller.service as limits; limits.DESERTED, limits.ALL_LOST = 2.0, 4.0"
 ENDLESS = (str(FAKE), "3000", "--seconds", "0.05")
@@ -67,15 +67,15 @@ def test_node_ends_when_node_0_is_lost(tmp_path: Path) -> None:
         before = first.pid("controller")
         os.kill(before, 9)
         until(lambda: first.pid("controller") != before, "a new controller")
-        until(reached(first, 60), "step 60")
+        until(reached(first, 40), "step 40")
         assert second.process.poll() is None
         first.process.kill()
         outcome = second.end(LIMIT)
         until(lambda: left_behind(run_dir) == [], "the end of all processes")
 
     assert outcome.code == 4, outcome.output
-    assert "s, still waiting: without one, this node ends 2 s from now" in outcome.output
-    assert "for 4 s: this node ends, without a last checkpoint" in outcome.output
+    assert "s, still waiting: without one, this node ends 4 s from now" in outcome.output
+    assert "for 6 s: this node ends, without a last checkpoint" in outcome.output
     assert "is the newest checkpoint: the same command, with" in outcome.output
 
 
