@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
+from tft.ending_signals import ENDING
 from tft.launcher.exit_codes import (
     CANCELLED,
     COMPLETED,
     DUMPED,
-    ENDING,
     FAILED,
     Restarts,
     ended,

@@ -6,26 +6,17 @@ its exit status means, and which exit code `tft run` has. This module starts and
 import signal
 from collections import deque
 
+from tft.ending_signals import ENDING
+
 COMPLETED = 0
 REFUSED = 2
 DUMPED = 3
 FAILED = 4
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that ask `tft run` to end the job."""
 CANCELLED = tuple(128 + number for number in ENDING)
 
 RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
 """The exit codes of a controller whose job is over. Any other exit code of a controller, except
 `REFUSED` (the process refused to start), means that the controller died by accident."""
-
-
-def heeded() -> list[signal.Signals]:
-    """
-    Return those of the signals in `ENDING` that this process must heed. A SIGHUP that is ignored,
-    as under `nohup`, stays ignored: the job is to outlive its terminal.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in ENDING if number != signal.SIGHUP or not ignored]
 
 
 class Restarts:

@@ -26,6 +26,7 @@ from tft.clock import SystemClock
 from tft.core.job.policy import Policy
 from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
+from tft.ending_signals import heeded
 from tft.files import write_whole
 from tft.launcher.advice import advice
 from tft.launcher.children import Children, LaunchedProcess
@@ -39,7 +40,6 @@ from tft.launcher.exit_codes import (
     Restarts,
     ended,
     exit_code,
-    heeded,
 )
 from tft.launcher.news import NewsPrinter
 from tft.launcher.plan import Plan, named

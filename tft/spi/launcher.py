@@ -37,6 +37,7 @@ from tft.config import (
     inherited_environment,
     run_options,
 )
+from tft.ending_signals import heeded
 from tft.errors import UsageError
 from tft.parent_death import parent_death_tie
 
@@ -253,7 +254,8 @@ class Node:
         """
         Run this node until the job is over, and return the exit code of `tft run`.
 
-        SIGTERM, SIGINT and SIGHUP are forwarded to `tft run`, SIGHUP only if it is not ignored. Call this method on the main thread, because
+        SIGTERM, SIGINT and SIGHUP are forwarded to `tft run`, SIGHUP only if it is not ignored.
+        Call this method on the main thread, because
         the ranks die together with the thread that started them.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -293,9 +295,7 @@ def _handed_on(running: "subprocess.Popen[bytes]") -> Iterator[None]:
     def hand_on(number: int, _: object) -> None:
         running.send_signal(number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under `nohup`
-        numbers.append(signal.SIGHUP)
+    numbers = heeded()
     earlier = [signal.signal(number, hand_on) for number in numbers]
     try:
         yield
