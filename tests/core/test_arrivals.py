@@ -365,3 +365,14 @@ def test_resumed_job_rolls_back_to_a_checkpoint_before_its_first() -> None:
     job.notice(0, "numeric", polluted=True)
     job.settle()
     assert [load.step for load in job.orders(Load)] == [7, 3]
+
+
+def test_steps_that_only_heartbeats_have_told_count_as_lost() -> None:
+    """When a node is lost whose ranks had completed steps that no remaining rank has, as when all
+    nodes are lost, then these steps are in the report."""
+    job = trained(steps=9, placement={0: (0, 1), 1: (2, 3)}, spare={0: 2})
+    job.report(NodeLost(node=1, why="its agent has ended", at=job.now, step=12))
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["steps_lost"]) == ("recover", 3)

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never, get_args
@@ -315,7 +315,7 @@ class Controller:
                         if isinstance(message, NodeJoined):
                             self._beats.hang_detection.expect(message.node, self._clock.now())
                         if isinstance(message, NodeLost):
-                            self._beats.hang_detection.forget(message.node)
+                            message = self._node_lost(message)
                         self._feed(
                             Received(
                                 at=self._clock.now(),
@@ -388,12 +388,19 @@ class Controller:
             self._remark(remark.event, **remark.facts)
         for node in self._beats.connections.lost(now, self._machine.replaces):
             if node in self._machine.nodes:
-                self._beats.hang_detection.forget(node)
                 why = f"all connections of node {node} to the bus have ended"
-                self._own(NodeLost(node=node, why=why, at=now))
+                self._own(self._node_lost(NodeLost(node=node, why=why, at=now)))
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
-            self._own(NodeLost(node=node, why=why, at=now))
+            self._own(self._node_lost(NodeLost(node=node, why=why, at=now)))
+
+    def _node_lost(self, message: NodeLost) -> NodeLost:
+        """
+        Forget the heartbeats of a lost node. Return the report with the step that the ranks had
+        reached.
+        """
+        self._beats.hang_detection.forget(message.node)
+        return replace(message, step=self._beats.times.furthest)
 
     async def _watch_for_nodes(self) -> None:
         """
@@ -417,8 +424,8 @@ class Controller:
             if before < ALL_LOST <= deserted:
                 why = f"no node has been connected to the bus for {deserted:.0f} s"
                 for node in nodes:
-                    self._beats.hang_detection.forget(node)
-                    self._own(NodeLost(node=node, why=why, at=self._clock.now()))
+                    lost = NodeLost(node=node, why=why, at=self._clock.now())
+                    self._own(self._node_lost(lost))
 
     async def _say_again(self, bus: Bus) -> None:
         while True:

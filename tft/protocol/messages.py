@@ -446,6 +446,9 @@ class NodeLost:
     node: int
     pid: int = 0
     """The pid of the agent that was lost. 0: the agent that the node has at present."""
+    step: int = 0
+    """The highest step that any rank has completed, as heartbeats have told. 0: it is not known. The
+    controller fills it in: if all nodes are lost, nobody else knows how far the ranks had come."""
     why: str
     at: float
 

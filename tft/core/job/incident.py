@@ -79,6 +79,9 @@ class Progress:
 
     furthest: int = 0
     """The highest step that any rank had completed before the incident."""
+    told: int = 0
+    """The same, as heartbeats of nodes that are lost have told. If all nodes are lost, no rank reports
+    its position."""
     begun: int = 0
     """The highest step whose update any rank had begun when the rank reported its position. The
     rank may have completed this update since."""
@@ -118,7 +121,8 @@ class Progress:
         """
         The number of completed steps that the ranks have to compute again after the incident.
         """
-        return 0 if self.step is None else max(0, self.furthest - (self.step - 1))
+        reached = max(self.furthest, self.told)
+        return 0 if self.step is None else max(0, reached - (self.step - 1))
 
 
 @dataclass(slots=True, kw_only=True)

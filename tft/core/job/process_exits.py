@@ -54,7 +54,10 @@ class ProcessExits:
             and job.state not in SETTLED
         ):
             return self._recovery.shutdown.exit("failed", 4, message.why)
-        return self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
+        self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
+        progress = job.incident.progress
+        progress.told = max(progress.told, message.step)
+        return None
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """

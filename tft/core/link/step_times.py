@@ -72,6 +72,13 @@ class StepTimes:
         """
         return self._last.keys()
 
+    @property
+    def furthest(self) -> int:
+        """
+        The highest step that any of the ranks has completed; 0 if none trains.
+        """
+        return max((step for _, step, _ in self._last.values()), default=0)
+
     def resumed(self) -> None:
         """
         Record that training begins or continues: the time until the next step is no step time.
