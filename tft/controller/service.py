@@ -314,6 +314,7 @@ class Controller:
                     ):
                         if isinstance(message, NodeJoined):
                             self._beats.hang_detection.expect(message.node, self._clock.now())
+                            message = replace(message, step=self._beats.times.furthest)
                         if isinstance(message, NodeLost):
                             message = self._node_lost(message)
                         self._feed(

@@ -346,6 +346,8 @@ class NodeJoined:
     spare: int = 0
     """The number of further ranks for which the node has room, so that ranks of a lost node can be
     started here."""
+    step: int = 0
+    """As in `NodeLost`: another agent of the node may be lost, and its ranks with it."""
     at: float
 
 

@@ -75,7 +75,7 @@ class Arrivals:
         )
         job.nodes.room[message.node] = len(message.ranks) + message.spare - settled
         why = f"another agent has come up on node {message.node}"
-        self._process_exits.bereaved(left, why, message.at)
+        self._process_exits.bereaved(left, why, message.at, message.step)
         for rank in message.ranks:
             placed = job.ranks.states.get(rank)
             if placed is not None and placed.process.stage is ProcessStage.ABSENT:

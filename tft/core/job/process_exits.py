@@ -54,10 +54,8 @@ class ProcessExits:
             and job.state not in SETTLED
         ):
             return self._recovery.shutdown.exit("failed", 4, message.why)
-        self.bereaved(self.emptied(message.node, silent=True), message.why, message.at)
-        progress = job.incident.progress
-        progress.told = max(progress.told, message.step)
-        return None
+        left = self.emptied(message.node, silent=True)
+        return self.bereaved(left, message.why, message.at, message.step)
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
@@ -87,10 +85,13 @@ class ProcessExits:
             self._gone(rank_state)
         return left
 
-    def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
+    def bereaved(
+        self, left: list[tuple[RankState, int]], why: str, at: float, reached: int
+    ) -> None:
         """
         Handle the loss of the ranks in `left`, which the method `emptied` has returned. `why` is
-        the reason, `at` the time of the loss. Record the faults of all these ranks before a
+        the reason, `at` the time of the loss, and `reached` the highest step that any rank had
+        completed, as heartbeats have told (0: not known). Record the faults of all these ranks before a
         recovery strategy is chosen, because the choice must take all lost ranks into account.
 
         If the process of a rank was to be ended because the rank seemed to hang, remove its fault
@@ -108,6 +109,7 @@ class ProcessExits:
         for rank_state, step in left:
             self._attempts.fault("node", rank_state.rank, step, at, why)
             job.count(rank_state.rank)
+        job.incident.progress.told = max(job.incident.progress.told, reached)
         job.incident.decision.excuse()
         self._recovery.lost(*(rank_state for rank_state, _ in left))
 
