@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -148,6 +148,18 @@ def test_second_signal_ends_all_processes_at_once(tmp_path: Path) -> None:
     assert left == []
 
 
+@pytest.fixture
+def default_hangup() -> Iterator[None]:
+    """
+    Give SIGHUP its default action in the processes that are started, also if the tests run under
+    `nohup`.
+    """
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_job_of_a_closed_terminal_ends_after_a_last_checkpoint(
     ignored: bool, tmp_path: Path
