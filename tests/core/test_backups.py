@@ -86,3 +86,15 @@ def test_checkpoints_after_the_limit_are_given_up_when_the_job_ends() -> None:
     recovered.settle()
     assert recovered.over is not None
     assert (recovered.over.result, recovered.over.sound) == ("completed", None)
+
+
+def test_a_step_that_is_completed_before_ranks_leave_their_loops_counts_as_lost() -> None:
+    """When a rank had begun the update of a step, and the others complete this step before they leave
+    their loops, then it is one of the steps that are lost if all go back to an earlier copy."""
+    job = kept(trained(steps=9), 2, 5)
+    job.window(1)
+    job.fault(0, "numeric", polluted=True, not_after=7)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["step"], incident["steps_lost"]) == (6, 5)

@@ -252,6 +252,8 @@ class Recovery:
         """
         job = self._job
         job.incident.progress.digesting = False  # all ranks have stopped
+        for rank_state in job.ranks.member_states():
+            job.see(rank_state)  # ranks may have completed a step since they were frozen
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
             # all ranks have left their loops, and some still digest their copies. The time limit
