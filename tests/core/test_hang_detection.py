@@ -282,22 +282,11 @@ def test_an_announced_phase_that_ends_early_hides_no_hang() -> None:
     assert [each is not None for each in silent] == [False] * 90 + [True] * 9
 
 
-def test_a_lost_node_that_had_announced_a_phase_hides_no_hang() -> None:
-    """When a node is lost whose rank had announced a long phase, then the others still count."""
-    watch, at = learnt(0.1)
-    pulse = Pulse(
-        rank=1, incarnation=0, position=Position(step=11, window=False), training=True, moved=at + 3600,
-    )  # fmt: skip
-    watch.heard(Beat(node=1, pulses=(pulse,), at=at), at)
-    silent = [watch.heard(beat(at + n, 11, moved=at), at + n) for n in range(1, 50)]
-    assert silent == [None] * 49
-    watch.forget(1)
-    assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
-
-
-def test_a_silent_node_that_had_announced_a_phase_hides_no_hang() -> None:
-    """When a node falls silent whose rank had announced a long phase, then the others still count as
-    soon as the node counts as lost."""
+def announced() -> tuple[Watch, float]:
+    """
+    Return a watch in which a rank of node 1 has announced a phase of an hour, and the time since when
+    the rank of node 0 makes no progress. No hang was found in the 49 s since then.
+    """
     watch, at = learnt(0.1)
     pulse = Pulse(
         rank=1, incarnation=0, position=Position(step=11, window=False), training=True, moved=at + 3600,
@@ -305,6 +294,20 @@ def test_a_silent_node_that_had_announced_a_phase_hides_no_hang() -> None:
     watch.heard(Beat(node=1, pulses=(pulse,), at=at), at)
     hangs = [watch.heard(beat(at + n, 11, moved=at), at + n) for n in range(1, 50)]
     assert hangs == [None] * 49
+    return watch, at
+
+
+def test_a_lost_node_that_had_announced_a_phase_hides_no_hang() -> None:
+    """When a node is lost whose rank had announced a long phase, then the others still count."""
+    watch, at = announced()
+    watch.forget(1)
+    assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
+
+
+def test_a_silent_node_that_had_announced_a_phase_hides_no_hang() -> None:
+    """When a node falls silent whose rank had announced a long phase, then the others still count as
+    soon as the node counts as lost."""
+    watch, at = announced()
     assert watch.silent(at + 49) == [1]
     assert watch.heard(beat(at + 50, 11, moved=at), at + 50) is not None
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,19 +149,39 @@ def job(
     ]  # fmt: skip
     if before:
         command = ["sh", "-c", f'{before} && exec "$@"', "sh", *command]
+    with started(command, run_dir, log, environment=environment) as running:
+        yield running
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    run_dir: Path,
+    log: Path,
+    *,
+    where: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    alone: bool = False,
+) -> Iterator[Job]:
+    """
+    Start a process of the job in `run_dir`, with its output in the file `log`.
+
+    At the end of the `with` block, kill all remaining processes of the job by their process ids.
+    With `alone`, kill only this process and those that end with it.
+    """
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
+            command, cwd=where, stdout=out, stderr=subprocess.STDOUT, text=True,
             start_new_session=True, env={**os.environ, **(environment or {}), MARK: str(run_dir)},
         )  # fmt: skip
     try:
         yield Job(process, run_dir, log)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pid in left_behind(run_dir):
-            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        for pid in [] if alone else left_behind(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outcome:  # Any: job's

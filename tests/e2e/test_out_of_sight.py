@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.conftest import FAKE
-from tests.e2e.jobs import MARK, ROOT, Job, job, left_behind, reached, until
+from tests.e2e.jobs import Job, job, left_behind, reached, started, until
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 
@@ -31,16 +31,8 @@ def command(name: str, run_dir: Path, *words: str, limits: str = "pass") -> Iter
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.with_name(f"{name}.out")
     start = f"{limits}\nfrom tft.cli.main import main\nmain()"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", start, *words], cwd=ROOT, stdout=out, stderr=out, text=True,
-            start_new_session=True, env={**os.environ, MARK: str(run_dir)},
-        )  # fmt: skip
-    try:
-        yield Job(process, run_dir, log)
-    finally:
-        process.kill()
-        process.wait()
+    with started([sys.executable, "-c", start, *words], run_dir, log, alone=True) as running:
+        yield running
 
 
 def shared(*more: str) -> list[str]:

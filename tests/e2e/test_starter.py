@@ -8,23 +8,22 @@ of tft.
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import FAKE, FAKE_STEPS
 from tests.e2e.jobs import (
-    MARK,
     ROOT,
     Job,
     Outcome,
     identical,
     left_behind,
     reached,
+    started,
     strike,
     until,
 )
@@ -56,20 +55,11 @@ def launched(
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [str(word) for word in (nnodes, node, WORLD // nnodes, port)]
     log = where / "out"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(LAUNCHER), *command, *script], cwd=where, stdout=out,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env={**os.environ, **told, "PYTHONPATH": path, MARK: str(run_dir)},
-        )  # fmt: skip
-    try:
-        yield Job(process, run_dir, log)
-    finally:
-        process.kill()
-        process.wait()
-        for pid in left_behind(run_dir):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    with started(
+        [sys.executable, str(LAUNCHER), *command, *script], run_dir, log, where=where,
+        environment={**told, "PYTHONPATH": path},
+    ) as launcher:  # fmt: skip
+        yield launcher
 
 
 def ended(job: Job) -> Outcome:

@@ -8,17 +8,15 @@ trains with MindSpore. `make test-mindspore` runs the first tests, and with `-m 
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import FAKE
 from tests.e2e.jobs import (
-    MARK,
     ROOT,
     Job,
     Outcome,
@@ -26,6 +24,7 @@ from tests.e2e.jobs import (
     left_behind,
     reached,
     run,
+    started,
     strike,
     until,
 )
@@ -76,19 +75,8 @@ def msrun(
         "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path),
     }
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, cwd=where, stdout=out, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env={**os.environ, **told, **keys, MARK: str(run_dir)},
-        )  # fmt: skip
-    try:
-        yield Job(process, run_dir, log)
-    finally:
-        process.kill()
-        process.wait()
-        for pid in left_behind(run_dir):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    with started(command, run_dir, log, where=where, environment={**told, **keys}) as launcher:
+        yield launcher
 
 
 def ended(job: Job) -> Outcome:
