@@ -460,24 +460,26 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
     Write the manifest into the directory `partial`, and rename the directory to `final`. A second
     call with the same arguments changes nothing. An earlier checkpoint with the name `final` is
-    replaced: the job wrote that checkpoint before the job returned to an earlier step. But it stays,
-    and `partial` is removed, if it is undamaged and has the rank-local state of more ranks. A last
-    checkpoint lacks that of the ranks whose nodes are lost.
+    replaced: the job wrote that checkpoint before the job returned to an earlier step.
+
+    An undamaged checkpoint of the same step that has the rank-local state of more ranks is not
+    replaced, and `partial` is removed. A last checkpoint lacks that of the ranks whose nodes are
+    lost.
 
     Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
     not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
     `partial` does not exist and `final` has another manifest.
     """
+    if _has_more(final, manifest):
+        shutil.rmtree(partial, ignore_errors=True)
+        return
     if not partial.exists():
-        if is_there(final, manifest) or _has_more(final, manifest):
+        if is_there(final, manifest):
             return
         raise CheckpointCorrupt(
             f"the unfinished checkpoint {partial} no longer exists, so it cannot be renamed to "
             f"{final}, and {final} is another checkpoint"
         )
-    if _has_more(final, manifest):
-        shutil.rmtree(partial, ignore_errors=True)
-        return
     write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:

@@ -31,7 +31,6 @@ def export_last(
         **options,
         "job": None,
         "run_dir": settings.run_dir,
-        "checkpoint_dir": settings.checkpoint_dir,
         "resume": True,
         "resume_if_any": False,
         "export_only": True,

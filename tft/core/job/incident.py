@@ -80,8 +80,8 @@ class Progress:
     furthest: int = 0
     """The highest step that any rank had completed before the incident."""
     told: int = 0
-    """The same, as heartbeats of nodes that are lost have told. If all nodes are lost, no rank reports
-    its position."""
+    """The same, as heartbeats had told when a node was lost. It is needed when all nodes are lost:
+    then no rank reports its position."""
     begun: int = 0
     """The highest step whose update any rank had begun when the rank reported its position. The
     rank may have completed this update since."""

@@ -91,8 +91,9 @@ class ProcessExits:
         """
         Handle the loss of the ranks in `left`, which the method `emptied` has returned. `why` is
         the reason, `at` the time of the loss, and `reached` the highest step that any rank had
-        completed, as heartbeats have told (0: not known). Record the faults of all these ranks before a
-        recovery strategy is chosen, because the choice must take all lost ranks into account.
+        completed, as heartbeats have told (0: not known). Record the faults of all these ranks
+        before a recovery strategy is chosen, because the choice must take all lost ranks into
+        account.
 
         If the process of a rank was to be ended because the rank seemed to hang, remove its fault
         `hang`: the rank did not answer because its node was lost.
