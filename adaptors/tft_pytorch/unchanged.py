@@ -1,9 +1,9 @@
 """
 Checks that building a wrapper does not change the parameters.
 
-Ranks compare their copies before wrappers (such as DDP) are built. What changes a copy after that, no
-comparison would notice. So the parameters are read once more when the wrapper is built. Another
-thread reads them while the ranks wait for each other.
+Ranks compare their copies before wrappers (such as DDP) are built. No comparison would notice a
+change after that. So the parameters are read once more when the wrapper is built. Another thread
+reads them while the ranks wait for each other.
 """
 
 import threading

@@ -273,7 +273,7 @@ def say(sentence: str) -> None:
 @dataclass(slots=True)
 class _Leader:
     """
-    What a launcher knows of the controller.
+    What a launcher knows about the controller, from the messages that it has heard.
     """
 
     led: bool = False

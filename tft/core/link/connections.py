@@ -106,8 +106,8 @@ class Connections:
 
     def nodes(self) -> set[int | None]:
         """
-        Return the nodes of which any process is connected. None is among them if a rank is that has
-        left its node.
+        Return the nodes of which any process is connected. None is among them if a rank is
+        connected that has left its node.
         """
         return {self._node(kind, number) for kind, number, _ in self._present}
 
