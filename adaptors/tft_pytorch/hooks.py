@@ -173,7 +173,7 @@ class TorchHooks(Generic[State]):
     def tft_watch_collectives(
         self,
         entered: Callable[[], None] | None,
-        failed: Callable[[BaseException], None] | None,
+        failed: Callable[[BaseException, bool], None] | None,
     ) -> None:
         watched.watch(entered)
         interruptible.watch_failures(failed)

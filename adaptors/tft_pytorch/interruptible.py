@@ -132,8 +132,11 @@ class _Waits:
 
         def outcome(_: Future[None]) -> Any:  # Any: the operation `native` may have any result
             if not native.done():
-                raise CalledOff
-            return native.value()  # if `native` has failed, this call raises its error
+                raise _told(CalledOff())
+            try:
+                return native.value()  # if `native` has failed, this call raises its error
+            except RuntimeError as error:
+                raise _told(error)  # noqa: B904  # the error itself, not an error in its handling
 
         # The function `outcome` runs as a callback of the future, because an error must be raised
         # in a callback. If Python sets an exception as the result of the future, C++ code sees an
@@ -157,13 +160,17 @@ class _Waits:
         over.set_result(None)
 
 
-_on_failure: Callable[[BaseException], None] | None = None
+Failed = Callable[[BaseException, bool], None]
+"""Takes the exception of a collective, and whether the calling thread raises it now."""
+
+_on_failure: Failed | None = None
 
 
-def watch_failures(failed: Callable[[BaseException], None] | None) -> None:
+def watch_failures(failed: Failed | None) -> None:
     """
-    Call `failed` with every exception that a collective raises when the collective starts or while
-    a thread waits for it.
+    Call `failed(error, True)` for every exception that a collective raises when the collective
+    starts or while a thread waits for it. Call `failed(error, False)` if the exception is the
+    result of a future, for which DDP waits.
 
     If `failed` is None, stop these calls.
     """
@@ -197,7 +204,16 @@ def time_waits(timer: WaitTimer) -> None:
 
 def _tell(error: BaseException) -> None:
     if _on_failure is not None:
-        _on_failure(error)
+        _on_failure(error, True)
+
+
+def _told(error: Exception) -> Exception:
+    """
+    Report the exception that a future has as its result, and return it.
+    """
+    if _on_failure is not None:
+        _on_failure(error, False)
+    return error
 
 
 _all: "weakref.WeakSet[_Waits]" = weakref.WeakSet()

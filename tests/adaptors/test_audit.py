@@ -109,7 +109,7 @@ class Loop:
         self.step, self.in_tail, self.awake = 0, False, 0
         self.tails = tails
         self.audit = Audit(
-            hook=manager.hook, findings=Findings(rank=rank, strict=strict), loop=Loop.run.__code__,
+            hook=manager.hook, findings=Findings(rank=rank, strict=strict), loop=Loop.run.__code__, failed=lambda error, raised: None,
             awake=self._wake, position=lambda: (self.step, self.in_tail),
         )  # fmt: skip
         self.audit.begin(["dense"])
@@ -287,7 +287,7 @@ def failing(loop: Loop) -> ConnectionError:
     Report to the audit that a collective of this loop failed, and return the error.
     """
     error = ConnectionError("gone")
-    loop.audit._failed(error)
+    loop.audit.collective_failed(loop.step, error)
     return error
 
 
@@ -420,6 +420,8 @@ def test_parameters_changed_in_the_backward_pass_are_reported() -> None:
     ((finding, why),) = said(loop.run(train))
     assert finding == "outside"
     assert why.startswith("parameters or buffers of the model changed outside any update window")
+    (reason,) = loop.audit.inexact
+    assert why.startswith(reason.removesuffix(": an incident there may repeat or undo the change"))
 
 
 # ---------------------------------------------------------------- strict mode, and the end of the audit

@@ -21,9 +21,10 @@ import torch.distributed._functional_collectives as functional
 from tft_pytorch import adaptor
 from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
-from tft_pytorch.interruptible import InterruptibleGloo
+from tft_pytorch.interruptible import InterruptibleGloo, _Waits, watch_failures
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.adaptors.conftest import NewJob, Start
@@ -622,3 +623,26 @@ def sum_in_own_group(actor: Actor) -> float:
         return 0.0
     dist.all_reduce(ones, group=actor.kept[0])
     return float(ones[0])
+
+
+# ---------------------------------------------------------------- failed collectives
+
+
+def test_failure_in_a_future_is_reported() -> None:
+    """When a collective fails for whose future DDP waits, or when its wait is cancelled, then its
+    exception is reported as one that no thread has raised yet."""
+    told: list[tuple[str, bool]] = []
+    watch_failures(lambda error, raised: told.append((str(error), raised)))
+    try:
+        failed, unfinished = Future[None](), Future[None]()
+        waits = _Waits()
+        for native in (failed, unfinished):
+            waits.promise(native)
+        failed.set_exception(RuntimeError("connection closed by peer"))  # type: ignore[arg-type]  # torch types it as its value
+        waits.call_off()
+    finally:
+        watch_failures(None)
+    assert told == [
+        ("connection closed by peer", False),
+        ("the wait for other ranks of a process group was cancelled", False),
+    ]

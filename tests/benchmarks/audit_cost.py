@@ -45,7 +45,8 @@ def measured(size: str) -> dict[str, float | str]:
     )
     step = 0
     audit = Audit(
-        hook=hook, findings=Findings(rank=0, strict=True), loop=main.__code__, awake=lambda: None,
+        hook=hook, findings=Findings(rank=0, strict=True), loop=main.__code__,
+        failed=lambda error, raised: None, awake=lambda: None,
         position=lambda: (step, False),
     )  # fmt: skip
     audit.begin(["dense"])

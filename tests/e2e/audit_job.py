@@ -156,12 +156,23 @@ def evaluate(loss: Tensor) -> None:
     model.train()
 
 
+def train_twice(loss: Tensor) -> None:
+    """
+    Train with a further batch, in an update window of its own.
+    """
+    session.model(batches.next()).abs().mean().backward()
+    with session.update():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
 TAILS: Mapping[str, Callable[[Tensor], None]] = {
     "draws": draw,
     "iterates": iterate,
     "decides": decide,
     "swallows": swallow,
     "unended": decline,
+    "twice": train_twice,
     "clean": evaluate,
 }
 

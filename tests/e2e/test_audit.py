@@ -23,6 +23,7 @@ FINDINGS = {
     "backward": "outside",
     "unended": "unended",
     "prefetches": "ahead",
+    "twice": "windows",
 }
 """The name of each habit in the log, by habit of the script."""
 HARM = {

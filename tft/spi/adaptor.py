@@ -472,21 +472,22 @@ class AdaptorSpecs:
     def tft_watch_collectives(
         self,
         entered: Callable[[], None] | None,
-        failed: Callable[[BaseException], None] | None,
+        failed: Callable[[BaseException, bool], None] | None,
     ) -> None:
         """
-        Start to call `entered()` and `failed(error)` around collectives of this process.
+        Start to call `entered()` and `failed(error, raised)` around collectives of this process.
 
-        Call `entered()` before this process enters a collective, and `failed(error)` when a
-        collective raises an exception. If an argument is None, stop calling the function that an
-        earlier call of this hook has given for this argument.
+        Call `entered()` before this process enters a collective. When a collective fails, call
+        `failed(error, True)` on the thread that raises the exception, or `failed(error, False)` if
+        no thread raises it yet: it is the result of a future, for example. If an argument is None,
+        stop calling the function that an earlier call of this hook has given for this argument.
 
         The hook is called on the training thread. `entered` is a function only during the tails of
         steps in which tft audits the script. `failed` stays set for the life of the process, so it
         must cost nothing to watch for errors while no collective fails.
 
-        Not needed: without this hook the audit does not notice what a tail does after a collective,
-        nor a tail that catches the error of a collective and continues.
+        Not needed: without this hook tft does not notice a script that catches the error of a
+        collective and continues, nor what a tail does after a collective.
         """
 
     @hookspec(firstresult=True)

@@ -158,10 +158,11 @@ class Findings:
 class Audit:
     """
     The audit of one process. All methods run on the training thread, except `_entered` and
-    `_failed`. These two may be called on any thread, and ignore calls on threads other than the
-    training thread.
+    `collective_failed`. These two may be called on any thread, and ignore calls on threads other
+    than the training thread.
 
-    `loop` is the code object of the function of tft that calls the user's function. `awake` is
+    `failed` is the function that the adaptor calls when a collective has failed. It passes the
+    failures of a tail on to `collective_failed`. `loop` is the code object of the function of tft that calls the user's function. `awake` is
     called when a collective has failed in the tail of a step: the end of that step must be checked,
     even if the audit has ended. `position` returns the step whose window closed last, and whether
     the loop is in the tail of that step.
@@ -170,6 +171,7 @@ class Audit:
     hook: pluggy.HookRelay
     findings: Findings
     loop: CodeType
+    failed: Callable[[BaseException, bool], None]
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
     _ahead: _Ahead = field(default_factory=_Ahead)
@@ -294,25 +296,54 @@ class Audit:
                     self._unended(part, where)
                 continue
             if part.partition(".")[0] in _OPTIMIZED:
-                self.findings.report(
+                what = (
+                    f"{_CALLED[part.partition('.')[0]]} changed outside any update window, {where}"
+                )
+                self._repeated(
                     "outside",
                     part,
-                    f"{_CALLED[part.partition('.')[0]]} changed outside any update window, "
-                    f"{where}: if a rank is lost there, the copies on the ranks differ. Put all "
-                    "code that changes them into `with session.update():`; an optimizer must not "
-                    "step in the backward pass",
+                    what,
+                    "if a rank is lost there, the copies on the ranks differ. Put all code that "
+                    "changes them into `with session.update():`; an optimizer must not step in the "
+                    "backward pass",
                 )
             else:
-                self.findings.report(
+                end = "" if tails else ", and call session.end_step() at the end of the iteration"
+                self._repeated(
                     "head",
                     part,
-                    f"{_called(part)} changed {where}: if an incident interrupts the ranks there, "
-                    "some have changed it and others have not. Change it in the update window, or "
-                    "after it"
-                    + (
-                        "" if tails else ", and call session.end_step() at the end of the iteration"
-                    ),
+                    f"{_called(part)} changed {where}",
+                    "if an incident interrupts the ranks there, some have changed it and others "
+                    f"have not. Change it in the update window, or after it{end}",
                 )
+
+    def further_window(self, step: int) -> None:
+        """
+        Report that one iteration over `session.steps` opens a further update window, that of
+        `step`.
+
+        Raises `UsageError` in strict mode.
+        """
+        what = f"an iteration of session.steps opens more than one update window ({self._line()}, for step {step})"
+        if self.findings.report(
+            "windows",
+            "",
+            f"{what}, and each window is a step: after an incident between them the loop goes on "
+            "with the first one. Put all updates of an iteration into one window, or let each "
+            "iteration do the part that belongs to the number of its step",
+        ):
+            self.findings.inexact.append(
+                f"{what}: after an incident the windows of an iteration may have changed places"
+            )
+
+    def collective_failed(self, step: int, error: BaseException) -> None:
+        """
+        Record that a collective has raised `error` in the tail of `step`. Failures on other threads
+        than the training thread are ignored.
+        """
+        if threading.get_ident() == self._thread and self._failure is None:
+            self._failure = _Failure(step, error, self._line())
+            self.awake()
 
     def left(self, error: BaseException | None) -> str:
         """
@@ -393,6 +424,14 @@ class Audit:
                     f"the loop advances {what} {where}: batches taken ahead are skipped after an "
                     "incident"
                 )
+
+    def _repeated(self, kind: str, part: str, what: str, remedy: str) -> None:
+        """
+        Report state that the loop changes after the end of a step and before the next update
+        window. An incident there may keep the change, and the loop then makes it once more.
+        """
+        if self.findings.report(kind, part, f"{what}: {remedy}"):
+            self.findings.inexact.append(f"{what}: an incident there may repeat or undo the change")
 
     def _unended(self, part: str, where: str) -> None:
         """
@@ -486,7 +525,7 @@ class Audit:
         return [name for name, was in before.items() if now.get(name) != was]
 
     def _watch(self, entered: Callable[[], None] | None) -> None:
-        self.hook.tft_watch_collectives(entered=entered, failed=self._failed)
+        self.hook.tft_watch_collectives(entered=entered, failed=self.failed)
 
     def _entered(self) -> None:
         tail = self._tail
@@ -494,14 +533,6 @@ class Audit:
             return
         tail.first = tail.look if (look := self._look()) is None else look
         tail.collective = self._line()
-
-    def _failed(self, error: BaseException) -> None:
-        if threading.get_ident() != self._thread or self._failure is not None:
-            return
-        step, tail = self.position()
-        if tail:
-            self._failure = _Failure(step, error, self._line())
-            self.awake()
 
     def _line(self) -> str:
         """

@@ -19,6 +19,7 @@ from tft.errors import Interrupted, UsageError
 from tft.page import Page
 from tft.plugins import direct
 from tft.protocol.messages import Faulted, ShardCopies, Trained
+from tft.spi.faults import TrainingFault
 from tft.spi.types import Numbers
 from tft.worker.after import AfterPhase, AfterStep
 from tft.worker.audit import Audit, Findings
@@ -78,6 +79,7 @@ class StepHooks:
     synchronize: Callable[..., None] | None
     watch_numbers: Callable[..., bool] | None
     numbers: Callable[[], Numbers] | None
+    watch_collectives: Callable[..., None] | None
 
 
 def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
@@ -97,6 +99,7 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
         synchronize=present(hook.tft_synchronize),
         watch_numbers=present(hook.tft_watch_numbers),
         numbers=direct(hook.tft_numbers) if present(hook.tft_numbers) else None,
+        watch_collectives=present(hook.tft_watch_collectives),
     )
 
 
@@ -144,12 +147,16 @@ class _Present:
     """True if a step ends later than its update window, so that it has a tail."""
     yields: bool = False
     """True if the loop takes its steps from `steps`, which stops after the last step."""
+    iteration: int = 0
+    """The step of the present iteration over `steps`. 0: there is no such iteration now."""
     numbers: Numbers | None = None
     """The numbers (losses, gradient norm) of the step whose update window opened last. None if no
     observer judges them."""
     refused_loss: str = ""
     """Why an observer has refused a loss of the step that is being computed. Empty if no observer
     has."""
+    failure: BaseException | None = None
+    """The exception of a collective that has failed since the last step ended, or None."""
     copied: Callable[[], None] | None = None
     """A function that waits until the copy of the last step in host memory is complete. None if no
     copy is being made."""
@@ -232,6 +239,7 @@ class StepLoop:
             hook=hook,
             findings=Findings(rank=self.settings.rank, strict=strict),
             loop=StepLoop.train.__code__,
+            failed=self._failed,
             awake=self._wake_audit,
             position=lambda: (self.gate.completed, self.gate.in_tail),
         )
@@ -253,6 +261,8 @@ class StepLoop:
             synchronize=self.hooks.synchronize if asynchronous else None,
             numbers=self.hooks.numbers if watches else None,
         )
+        if self.hooks.watch_collectives is not None:
+            self.hooks.watch_collectives(entered=None, failed=self._failed)
         if self.audit is not None:
             self.audit.begin(each.shard for each in shards)
 
@@ -295,6 +305,7 @@ class StepLoop:
         """
         Call the user's function, and then end its last step.
         """
+        self._present.failure = None
         if self._audited is not None:
             self._audited.entered()
         if self.observers.work is not None:
@@ -312,6 +323,7 @@ class StepLoop:
         Call `work`, a part of a training loop that belongs to another program. `work` is left when
         the last step that the settings allow has ended.
         """
+        self._present.failure = None
         if self.digests is not None:
             self.digests.step_begins()
         with suppress(_LastStep):
@@ -363,17 +375,20 @@ class StepLoop:
         last = min(last, self.settings.last_step or last)
         # an earlier loop over `steps` may have been left in the tail of its last step
         self.end_last_step()
-        while self.step <= last:
-            step = self.step
-            if self._audited is not None:
-                self._audited.step_begins()
-            yield step
-            if self.step == step:
-                raise UsageError(
-                    f"step {step} has ended without an update window, in which the optimizer must "
-                    "change the state: call the optimizer within `with session.update():`"
-                )
-            self.end_step()
+        try:
+            while self.step <= last:
+                self._present.iteration = step = self.step
+                if self._audited is not None:
+                    self._audited.step_begins()
+                yield step
+                if self.step == step:
+                    raise UsageError(
+                        f"step {step} has ended without an update window, in which the optimizer "
+                        "must change the state: call the optimizer within `with session.update():`"
+                    )
+                self.end_step()
+        finally:
+            self._present.iteration = 0
 
     def end_step(self) -> None:
         """
@@ -455,6 +470,8 @@ class StepLoop:
         # end the previous step first, in case the loop has not marked its end
         self.end_last_step()
         self._stop_after_last()
+        if self._present.failure is not None:
+            self._raise_swallowed(self._present.failure)
         if self.observers.work is not None:
             self.observers.work.arrives()
         if self._edges.synchronize is not None:
@@ -469,6 +486,8 @@ class StepLoop:
             self._ring()
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
+            if 0 < self._present.iteration <= completed:
+                self._audited.further_window(completed + 1)
         if self.observers.watch_releases:
             self.observers.state_released()
         refusal = None if self._edges.numbers is None else self._refusal(self._edges.numbers())
@@ -484,6 +503,33 @@ class StepLoop:
             self._wait_at_window()
         if self.observers.work is not None:
             self.observers.work.opens()
+
+    def _failed(self, error: BaseException, raised: bool) -> None:
+        """
+        Record that a collective has failed. Called on any thread. `raised` is True if the calling
+        thread raises `error` now.
+        """
+        if not self.gate.in_tail:
+            self._present.failure = self._present.failure or error
+        elif raised and self.audit is not None:
+            self.audit.collective_failed(self.gate.completed, error)
+
+    def _raise_swallowed(self, error: BaseException) -> None:
+        """
+        Raise a fault for `error`, with which a collective of this step has failed, and after which
+        the script has nevertheless come to the update window: it has caught the exception, and the
+        gradients were not reduced. Do nothing if `error` is no fault, but an error of the script.
+
+        Raises `Interrupted` if an incident takes this rank out of the loop anyway.
+        """
+        if self.gate.aborted:
+            raise Interrupted
+        self._present.failure = None
+        if self.fault(error).kind != "software":
+            raise TrainingFault(
+                f"a collective of step {self.step} has failed, and the script has caught the "
+                "exception and continued: let it leave the training loop"
+            ) from error
 
     def _changed_late(self, step: int) -> None:
         """
