@@ -28,6 +28,7 @@ from tft_pytorch.forward_buffers import INLINE, RunningBuffers
 from tft_pytorch.gradients import Gradients
 from tft_pytorch.memory import readable
 from tft_pytorch.modes import Modes
+from tft_pytorch.other_statistics import OtherStatistics
 from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
 
@@ -82,6 +83,7 @@ class RankLocalState:
         self._before_packed = b""
         """The state in `_before`, packed."""
         self.running = RunningBuffers(model, lambda: self._devices.at_rest())
+        self.statistics = OtherStatistics()
         self.extra = ExtraStates()
         self.modes = Modes()
         """Notes the modes of the modules (training or evaluation). Like `extra`, `modes` has no
@@ -105,6 +107,7 @@ class RankLocalState:
         self._devices = devices_of(_tensors(model))
         self.gradients.watch(parameters)
         self.running.watch(model)
+        self.statistics.watch(model, others)
         self.extra.watch(model)
         self.modes.watch(model, *(each for each in others.values() if isinstance(each, nn.Module)))
 
@@ -125,6 +128,7 @@ class RankLocalState:
         """
         self.gradients.watch(())
         self.running.let_go()
+        self.statistics.watch(nn.Module(), {})
         self.extra.let_go()
         self.modes.watch()
 
@@ -148,6 +152,10 @@ class RankLocalState:
         gradients = self.gradients.noted
         if gradients is not None:
             state["gradients"] = gradients
+        if closing:
+            self.statistics.note()
+        if self.statistics.moving:
+            state["statistics"] = self.statistics.moving
         if self._data is not None:
             state["data"] = self._data.state_dict()
         if extra is None and buffers is None and self._only_torch:
@@ -203,6 +211,7 @@ class RankLocalState:
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
+        self.statistics.note()
         extra, size = self.extra.noted(closing=True)
         buffers = self.running.again(self._left[2], INLINE - size)
         gradients = self.gradients.ended() if tail else None
@@ -235,11 +244,12 @@ class RankLocalState:
             self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
-            lost = self.running.restore(state.get("buffers"))
+            lost = [self.running.restore(state.get("buffers"))]
+        lost.append(self.statistics.lost(state.get("statistics")))
         self.extra.put_back(state.get("extra"))
         self.modes.put_back(state.get("modes"))
         self.gradients.put_back(state.get("gradients"))
-        return lost
+        return "; ".join(filter(None, lost)) or None
 
     def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked from bytes
         self._generator.set_state(_byte_tensor(state["torch"]))
@@ -279,6 +289,7 @@ class RankLocalState:
         rollback the method `rewind` does nothing.
         """
         self.running.forget()
+        self.statistics.fetched()
         self.extra.forget()
 
     def skip(self, batches: int) -> None:

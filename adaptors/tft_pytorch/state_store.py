@@ -549,6 +549,7 @@ class StateStore:
         if there is no such copy, or if the copy does not fit the user's objects.
         """
         self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
+        self._local_state.statistics.fetched(foreign=False)
         self._local_state.modes.forget()
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:

@@ -81,6 +81,17 @@ def rank(seed: int, **others: Any) -> tuple[StateStore, Net, Any]:  # Any: as in
     return state, model, average
 
 
+def move(giver: StateStore, taker: StateStore) -> None:
+    """
+    Copy the shard of `giver` to `taker`.
+    """
+    payload = giver.give("dense")
+    for room, source in zip(taker.take("dense", payload.meta), payload.buffers, strict=True):
+        assert room.name == source.name
+        room.view[:] = source.view
+    taker.taken("dense", payload.meta)
+
+
 def test_running_statistics_in_an_average_are_not_compared() -> None:
     """When a moving average includes a rank's own running statistics, then these statistics are not
     compared between ranks. The averaged weights are compared."""
@@ -90,6 +101,50 @@ def test_running_statistics_in_an_average_are_not_compared() -> None:
     with torch.no_grad():
         average.module.linear.weight[0] += 1.0
     assert first.compare("dense")["average"] != second.compare("dense")["average"]
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_running_statistics_of_another_rank_in_an_average_are_named(averages: bool) -> None:
+    """When a rank gets the state of another rank, and a moving average averages running statistics,
+    then the rollback says that they are those of the other rank. If the average only copies those
+    of the model, then nothing is lost. A rank that keeps its own state loses nothing either."""
+    torch.manual_seed(0)
+    ranks = []
+    for seed in (1, 2):
+        model = Net()
+        average = AveragedModel(model, use_buffers=averages)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = adopt(
+            {"model": model, "optimizer": optimizer, "others": {"average": average}}, None
+        )
+        torch.manual_seed(seed)
+        ranks.append((state, state.capture(closing=True)))
+        model(torch.randn(8, 4))
+        average.update_parameters(model)
+        ranks[-1] = state, state.capture(closing=True)
+    (giver, _), (taker, captured) = ranks
+    assert taker.rollback(captured) is None
+    move(giver, taker)
+    lost = taker.rollback(captured)
+    assert (lost is None) == (not averages)
+    if lost is not None:
+        assert lost.startswith("the running statistics of average.module.norm differ between ranks")
+    assert taker.rollback(captured) is None
+
+
+def test_running_statistics_of_a_teacher_count_an_interrupted_step_twice() -> None:
+    """When the forward pass of a step also runs a teacher with running statistics, and the step is
+    computed again, then the rollback says that these statistics have counted it twice."""
+    torch.manual_seed(0)
+    model, teacher = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = adopt({"model": model, "optimizer": optimizer, "others": {"teacher": teacher}}, None)
+    captured = state.capture(closing=True)
+    teacher(torch.randn(8, 4))
+    lost = state.rollback(captured)
+    assert lost is not None
+    assert lost.startswith("the running statistics of teacher.norm have counted a forward pass")
+    assert state.rollback(captured) is None
 
 
 def test_module_modes_of_one_rank_do_not_count_as_a_difference() -> None:
@@ -110,11 +165,7 @@ def test_interrupted_rank_gets_the_module_modes_of_the_completed_step() -> None:
     model.norm.eval()
     giver.capture(closing=True)
     giver.end_step()
-    payload = giver.give("dense")
-    for room, source in zip(taker.take("dense", payload.meta), payload.buffers, strict=True):
-        assert room.name == source.name
-        room.view[:] = source.view
-    taker.taken("dense", payload.meta)
+    move(giver, taker)
     for _ in range(2):
         taker.rollback(before)
         assert [module.training for module in other.modules()] == [True, True, False]
