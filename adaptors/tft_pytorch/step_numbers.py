@@ -2,11 +2,18 @@
 Notes the numbers of each step, for plugins that look for NaN, Inf or spikes. The numbers are the
 losses from which the backward passes begin, and the norm of the reduced gradients.
 
-torch has no hook that reports losses or norms. So this module replaces two functions of torch when
-it begins to note numbers: the function that begins a backward pass, and the function with which
-`clip_grad_norm_` computes the norm. So if a script clips its gradients, their norm is computed
-once, not twice. This module also replaces `GradScaler.scale`, to refuse a `GradScaler` that the
-script has not handed to tft.
+torch has no hook that reports losses or norms. So this module replaces three functions of torch
+when it begins to note numbers:
+
+- the function that begins a backward pass;
+- the function with which `clip_grad_norm_` computes the norm. So if a script clips its gradients
+  with `clip_grad_norm_`, their norm is computed once, not twice;
+- the function with which all functions that clip gradients group them first. So the norm is noted
+  before `clip_grad_value_` or `clip_grads_with_norm_` changes the gradients, even if the script has
+  imported these functions by name.
+
+This module also replaces `GradScaler.scale`, to refuse a `GradScaler` that the script has not handed
+to tft.
 """
 
 import threading
@@ -24,7 +31,11 @@ from tft.spi import Made, Numbers
 
 _NORM = "_get_total_norm"
 """The function of `torch.nn.utils.clip_grad` that computes the norm of gradients. If a version of
-torch lacks this function, the norm is computed after the gradients were clipped."""
+torch lacks this function, `_GROUPED` notes the norm, and the norm is computed twice."""
+_GROUPED = "_group_tensors_by_device_and_dtype"
+"""The function by which `torch.nn.utils.clip_grad` groups gradients before it clips them or computes
+their norm. If a version of torch lacks this function, the norm may be computed after the gradients
+were clipped."""
 
 
 class Watch:
@@ -38,6 +49,8 @@ class Watch:
         self._made: Callable[[], Made | None] = lambda: None
         self._thread = 0
         self._native: dict[str, Any] = {}  # Any: functions of torch
+        self._computing = False
+        """True while torch computes the norm of all gradients."""
         self.forget()
 
     def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
@@ -56,6 +69,10 @@ class Watch:
             if norm is not None:
                 self._native["norm"] = norm
                 setattr(clip_grad, _NORM, self._total_norm)
+            grouped = getattr(clip_grad, _GROUPED, None)
+            if grouped is not None:
+                self._native["grouped"] = grouped
+                setattr(clip_grad, _GROUPED, self._grouped)
 
     def forget(self) -> None:
         """
@@ -155,14 +172,29 @@ class Watch:
         if self._norm is None and threading.get_ident() == self._thread:
             tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             if norm_type == 2.0 and self._are_all(tensors):
-                found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
+                self._computing = True
+                try:
+                    found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
+                finally:
+                    self._computing = False
                 self._norm = _local(found).detach()
                 return found
-            if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-                # note the norm of all gradients now, because the script is about to clip some
-                # gradients
-                self._norm = self._norm_of_all()
+            self._note_before_clipping(tensors)
         return self._native["norm"](tensors, norm_type, *args, **named)
+
+    def _grouped(self, groups: Sequence[Sequence[Tensor]], *args: Any, **named: Any) -> Any:
+        mine = not self._computing and threading.get_ident() == self._thread
+        if self._norm is None and mine:
+            self._note_before_clipping([each for group in groups for each in group])
+        return self._native["grouped"](groups, *args, **named)
+
+    def _note_before_clipping(self, tensors: Sequence[Tensor]) -> None:
+        """
+        Note the norm of all gradients now if some of them are in `tensors`, because the script is
+        about to clip these.
+        """
+        if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
+            self._norm = self._norm_of_all()
 
     # ---------------------------------------------------------------- gradients
 

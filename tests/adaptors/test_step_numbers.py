@@ -10,7 +10,13 @@ import torch
 from tft_pytorch.step_numbers import Watch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad, clip_grad_norm_
+from torch.nn.utils import (
+    clip_grad,
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 
 from tft.errors import UsageError
 from tft.spi import Made
@@ -21,11 +27,14 @@ def native() -> Iterator[None]:
     """
     Put torch's own functions back after the test.
     """
-    functions = torch.autograd.backward, clip_grad._get_total_norm
-    scale = GradScaler.scale
+    backward, scale = torch.autograd.backward, GradScaler.scale
+    names = "_get_total_norm", "_group_tensors_by_device_and_dtype"
+    functions = {name: getattr(clip_grad, name) for name in names}
     yield
-    torch.autograd.backward, clip_grad._get_total_norm = functions
+    torch.autograd.backward = backward
     GradScaler.scale = scale  # type: ignore[method-assign]
+    for name, function in functions.items():
+        setattr(clip_grad, name, function)
 
 
 class Step:
@@ -96,6 +105,37 @@ def test_norm_is_that_of_the_gradients_before_they_were_clipped() -> None:
     assert clip_grad_norm_(step.model.parameters(), 1.0).item() == step.watch.take().norm
     assert norm > 100
     assert step.norm() < 1.01
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("all_at_once", [True, False])
+def test_norm_is_that_before_the_gradients_were_clipped_by_value(all_at_once: bool) -> None:
+    """When the script clips each element of its gradients, at once or layer by layer, then the norm
+    is that of all gradients before the first clipping."""
+    step = Step()
+    backward(step.loss(1000.0))
+    norm = step.norm()
+    for module in [step.model] if all_at_once else step.model:
+        clip_grad_value_(module.parameters(), 0.1)
+    assert norm > 100
+    assert step.norm() < 1
+    assert step.watch.take().norm == pytest.approx(norm)
+    backward(step.loss())
+    assert step.watch.take().norm == pytest.approx(step.norm())
+
+
+@pytest.mark.usefixtures("native")
+def test_norm_is_that_before_the_gradients_were_scaled_by_a_norm_of_the_script() -> None:
+    """When the script computes the norm and clips with it in two calls, then the norm is the one
+    before the clipping."""
+    step = Step()
+    backward(step.loss(1000.0))
+    norm = step.norm()
+    parameters = list(step.model.parameters())
+    total = get_total_norm([each.grad for each in parameters if each.grad is not None])
+    clip_grads_with_norm_(parameters, 1.0, total)
+    assert step.norm() < 1.01
+    assert step.watch.take().norm == pytest.approx(norm)
 
 
 @pytest.mark.usefixtures("native")
