@@ -238,8 +238,10 @@ class StateStore:
         else None.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
-        if the update window has just closed, and the tail has not run yet.
+        if the update window has just closed, and the tail has not run yet. Losses and gradient
+        norms of backward passes in the tail are dropped.
         """
+        step_numbers.watch.begin_step()
         self._settings.note()
         return self._local_state.end_step(tail=tail)
 

@@ -81,9 +81,13 @@ class Watch:
         self._model: nn.Module | None = None
         self._parameters: list[nn.Parameter] = []
         """The parameters of the model `_model`, whose gradients were read last."""
-        self._begin_step()
+        self.begin_step()
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """
+        Begin to note the numbers of the next step. Those that were noted until now do not belong to
+        it: they are of the last step, or of backward passes in its tail.
+        """
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
         """Losses on a device. The method `take` reads these losses, when the device has done its
@@ -115,7 +119,7 @@ class Watch:
             norm=None if norm is None else _unscaled(norm.item(), made, scaler),
             own=tuple(self._own),
         )
-        self._begin_step()
+        self.begin_step()
         return numbers
 
     # ---------------------------------------------------------------- functions in place of torch's

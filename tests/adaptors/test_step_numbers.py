@@ -235,6 +235,24 @@ def test_numbers_of_an_unfinished_step_are_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("native")
+def test_numbers_of_the_tail_do_not_count_to_the_next_step() -> None:
+    """When a backward pass runs in the tail of a step, then the numbers of the next step are without
+    its loss and norm."""
+    step = Step()
+    backward(step.loss())
+    step.watch.take()
+    backward(step.loss(1000.0))
+    clip_grad_norm_(step.model.parameters(), 1.0)
+    step.watch.begin_step()
+    step.optimizer.zero_grad()
+    loss = step.loss()
+    backward(loss)
+    numbers = step.watch.take()
+    assert numbers.losses == (loss.item(),)
+    assert numbers.norm == pytest.approx(step.norm())
+
+
+@pytest.mark.usefixtures("native")
 def test_backward_from_a_vector_is_no_loss() -> None:
     """When a backward pass begins from a tensor and its gradient, as in a pipeline, then there is no
     loss, and the pass is not changed."""

@@ -6,7 +6,8 @@ A DDP job in which one rank computes wrong numbers at some batches.
 `WHAT` is `loss` (its value is NaN), `infinite` (it is Inf), `spike` (it is a thousand times larger),
 `gradient` (NaN in a gradient before it is reduced) or `norm` (a gradient a million times larger).
 The numbers are wrong the first `TIMES` times that the rank computes with this batch; 0: always. A job
-with `--without` never draws these batches.
+with `--without` never draws these batches. With `--tail`, rank 0 computes a loss of NaN in the tail
+of every second step, which changes nothing.
 """
 
 import argparse
@@ -39,6 +40,7 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--replicas", action="store_true")
 parser.add_argument("--scaler", type=float, default=0.0, help="the initial scale; 0: none")
 parser.add_argument("--no-clip", action="store_true")
+parser.add_argument("--tail", action="store_true")
 args = parser.parse_args()
 
 
@@ -174,6 +176,9 @@ def train(session: tft.Session) -> None:
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad()
+        if args.tail and rank == 0 and step % 2:
+            apart: Any = torch.tensor(float("nan"), requires_grad=True)  # Any: as above
+            apart.backward()
 
 
 session.run(train)

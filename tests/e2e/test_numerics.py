@@ -60,10 +60,10 @@ def causes(outcome: Outcome) -> list[tuple[int, int, str, int]]:
 def test_bad_batches_are_applied_by_no_rank(tmp_path: Path) -> None:
     """When the loss of one rank, a gradient of another and the loss of a third are always wrong at
     some batch, then every rank ends with the losses and the state of a job without these batches. A
-    wrong number that comes only once changes nothing. The report names the steps, the batches that
-    were left out, and the rank whose device has erred."""
+    wrong number that comes only once changes nothing, nor does one in the tail of a step. The report
+    names the steps, the batches that were left out, and the rank whose device has erred."""
     wrong = ("loss,0,52,0", "gradient,1,56,0", "spike,2,60,0", "loss,1,64,1")
-    outcome = trained(tmp_path / "wrong", wrong=wrong)
+    outcome = trained(tmp_path / "wrong", "--tail", wrong=wrong)
     assert causes(outcome) == [
         (52, 2, "data or model", 1), (55, 2, "data or model", 1),
         (58, 2, "data or model", 1), (61, 1, "device", 0),

@@ -538,7 +538,8 @@ class AdaptorSpecs:
         next step.
 
         The hook is called on the training thread when an update window is about to open. If an
-        attempt at the step is interrupted before that, drop its numbers in `tft_rollback`.
+        attempt at the step is interrupted before that, drop its numbers in `tft_rollback`. Drop
+        those of the tail of a step in `tft_end_step`.
 
         The hook is needed if the adaptor has `tft_watch_numbers`.
         """

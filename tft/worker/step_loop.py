@@ -282,8 +282,10 @@ class StepLoop:
         """
 
         def refuse(loss: float) -> bool:
-            # a backward pass in a function that is called after a step is not part of training
-            refused = not self.after.running and self.observers.loss(self.step, loss)
+            # a backward pass in the tail of a step, or in a function that is called after a step,
+            # is not part of training
+            trains = not self.gate.in_tail and not self.after.running
+            refused = trains and self.observers.loss(self.step, loss)
             if refused:
                 self._present.refused_loss = f"the loss {loss} is refused"
             return refused
