@@ -2,12 +2,14 @@
 The first difference between what two runs have recorded.
 """
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tft.verify.differences import KINDS, Difference, first_difference, volatile_keys
-from tft.verify.digests import Digests, Part
+from tft.verify.digests import Digests, Part, read_digests
 
 WINDOW: dict[Part, str] = {
     ("batches", ""): "b", ("losses", ""): "l", ("data", "data"): "d", ("generators", "torch"): "g",
@@ -101,3 +103,22 @@ def test_a_row_that_comes_twice_or_is_missing_is_a_difference() -> None:
     volatile = volatile_keys(CALM, again)
     assert volatile == {"loss"}
     assert first_difference(CALM, again, volatile=volatile) is None
+
+
+def test_row_with_nan_equals_itself_and_no_other(tmp_path: Path) -> None:
+    """When a row has NaN, alone or in a list, then the same row of another run has no difference and
+    no key is ignored. A number in its place is a difference."""
+
+    def read(name: str, mean: float) -> Digests:
+        (tmp_path / name).mkdir()
+        row = {"step": 1, "mean": mean, "means": [mean, float("inf")]}
+        (tmp_path / name / "records-rank0.jsonl").write_text(json.dumps(row) + "\n")
+        return read_digests(tmp_path / name, 1)
+
+    nan = float("nan")
+    calm, again, other = read("calm", nan), read("again", nan), read("other", 0.0)
+    assert volatile_keys(calm, again) == frozenset()
+    assert first_difference(calm, again) is None
+    difference = first_difference(calm, other)
+    assert difference is not None
+    assert difference.kind == "rows"

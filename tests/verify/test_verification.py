@@ -4,12 +4,16 @@ What `tft verify` concludes from the jobs of a script.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.verify.test_differences import CALM
+from tft.cli.verify import _Printer, _report
 from tft.verify import verification
+from tft.verify.digests import Digests
 from tft.verify.jobs import Ended
 from tft.verify.verification import IDENTICAL, NOT_TRIED, Finding, Verifier
 
@@ -58,3 +62,28 @@ def test_phase_that_does_not_fit_the_script_is_not_tried(
         "forward": IDENTICAL, "collective": NOT_TRIED, "update": IDENTICAL,
     }  # fmt: skip
     assert [each.why for each in told if each.phase == "collective"] == [UNFIT]
+
+
+def test_values_that_were_not_compared_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When a value of `session.record` differs between two undisturbed runs, then it is not compared,
+    and its key is in the report and printed."""
+
+    def read(run_dir: Path, ranks: int) -> Digests:
+        rows = {
+            rank: tuple({**row, "seconds": run_dir.name} for row in rows)
+            for rank, rows in CALM.rows.items()
+        }
+        return replace(CALM, rows=rows)
+
+    monkeypatch.setattr(verification, "read_digests", read)
+    verifier = Jobs(
+        directory=tmp_path, options=(), command=("train.py",), ranks=2, steps=20, limit=100.0,
+        told=lambda _: None, began=lambda *_: None,
+    )  # fmt: skip
+    found = verifier.verify(("forward",))
+    assert (found.identical, found.ignored) == (True, ("seconds",))
+    assert _report(found)["ignored"] == ["seconds"]
+    _Printer(quiet=False).ended(found)
+    assert "not compared: seconds in the rows of session.record" in capsys.readouterr().out

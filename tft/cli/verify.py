@@ -122,6 +122,7 @@ def _report(result: Any) -> dict[str, object]:
         "verdict": "identical" if result.identical else "differs",
         "ranks": result.ranks,
         "steps": result.steps,
+        "ignored": list(result.ignored),
         "phases": [
             {
                 "phase": each.phase,
@@ -188,8 +189,13 @@ class _Printer:
     def ended(self, result: Any) -> None:
         """
         Print whether the runs with kills computed the same as the undisturbed run. Print nothing if
-        no rank was killed in any phase.
+        no rank was killed in any phase. Also print which values of `session.record` were ignored.
         """
+        if result.ignored:
+            self.say(
+                f"not compared: {', '.join(result.ignored)} in the rows of session.record, which "
+                "differs between two undisturbed runs"
+            )
         tried = [each for each in result.findings if each.result != "not tried"]
         differ = [each.phase for each in tried if each.result == "differs"]
         if differ:

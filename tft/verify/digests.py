@@ -42,6 +42,9 @@ def read_digests(run_dir: Path, ranks: int) -> Digests:
     """
     Return the digests and the rows that the ranks of a run have recorded. A process that was killed
     may have left an incomplete line in a file. Such a line is left out.
+
+    NaN and Inf in rows are read as tuples of one word, because a number that is NaN does not equal
+    itself.
     """
     steps: dict[tuple[int, int], dict[Part, str]] = {}
     ends: dict[int, int] = {}
@@ -104,6 +107,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: parsed JSON
         return
     for line in path.read_text().splitlines():
         try:
-            yield json.loads(line)
+            yield json.loads(line, parse_constant=lambda word: (word,))
         except ValueError:
             continue

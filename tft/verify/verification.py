@@ -49,6 +49,9 @@ class Verification:
     ranks: int
     steps: int
     findings: tuple[Finding, ...]
+    ignored: tuple[str, ...] = ()
+    """The keys in the rows of `session.record` that were not compared, because their values differ
+    between two undisturbed runs."""
 
     @property
     def identical(self) -> bool:
@@ -81,6 +84,7 @@ class Verifier:
     _jobs: int = 0
     _calm: Digests | None = None
     _again: Digests | None = None
+    _volatile: frozenset[str] = frozenset()
     _findings: list[Finding] = field(default_factory=list)
 
     def verify(self, phases: Sequence[str]) -> Verification:
@@ -103,7 +107,10 @@ class Verifier:
                 break
             tried = self._disturbed(kills)
             pending = [phase for phase in pending if phase not in tried]
-        return Verification(ranks=self.ranks, steps=calm.last, findings=tuple(self._findings))
+        return Verification(
+            ranks=self.ranks, steps=calm.last, findings=tuple(self._findings),
+            ignored=tuple(sorted(self._volatile)),
+        )  # fmt: skip
 
     def _undisturbed(self, name: str) -> Digests:
         ended = self._run(name, ())
@@ -192,7 +199,7 @@ class Verifier:
             return None
         if self._again is None:
             self._again = self._undisturbed("undisturbed-again")
-        volatile = volatile_keys(calm, self._again)
+        volatile = self._volatile = volatile_keys(calm, self._again)
         unlike = first_difference(calm, self._again, volatile=volatile)
         if unlike is not None:
             raise UsageError(
