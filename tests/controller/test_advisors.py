@@ -3,6 +3,8 @@ The check of plugins' messages before they enter the story. With an invalid mess
 could continue from the story.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +28,17 @@ def advisors(*said: object) -> Advisors:
     """
     Return advisors with one plugin for each object in `said`.
     """
+    return advisors_of(*(SimpleNamespace(tft_advise=_saying(advice)) for advice in said))
+
+
+def advisors_of(*plugins: object) -> Advisors:
+    """
+    Return advisors with these plugins.
+    """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
-    for number, advice in enumerate(said):
-        add(manager, SimpleNamespace(tft_advise=_saying(advice)), f"plugin{number}")
+    for number, plugin in enumerate(plugins):
+        add(manager, plugin, f"plugin{number}")
     return Advisors(manager)
 
 
@@ -57,6 +66,38 @@ async def test_valid_advice_counts_beside_an_invalid_one() -> None:
     """When one of two plugins returns invalid advice, then the advice of the other plugin counts."""
     advised = await advisors("recover", Advice(strategy="dump", why="enough")).advise(CONSULT)
     assert (advised.strategy, advised.why) == ("dump", "enough")
+
+
+HANGS = """
+import asyncio, threading
+from types import SimpleNamespace
+from tests.controller.test_advisors import CONSULT, advisors_of
+from tft.spi.markers import hookimpl
+
+called = threading.Event()
+
+@hookimpl
+def tft_advise(incident):
+    called.set()
+    threading.Event().wait()
+
+async def job():
+    advisors_of(SimpleNamespace(tft_advise=tft_advise)).consult(CONSULT, print)
+    while not called.is_set():
+        await asyncio.sleep(0.01)
+
+asyncio.run(job())
+print("ended")
+"""
+
+
+def test_a_plugin_that_never_answers_does_not_keep_the_process_alive() -> None:
+    """When a plugin never returns from `tft_advise`, then the process of the controller ends
+    nevertheless."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert ended.stdout == "ended\n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ makes all decisions. If a plugin raises an exception, the exception is logged, a
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from typing import TypeVar, get_args
@@ -148,13 +150,14 @@ class Advisors:
         """
         Ask all plugins for advice on an incident, and return their combined advice. The plugins run
         on a separate thread, because a plugin may wait long, for example for an external scheduler.
+        If a plugin never returns, this thread does not keep the process of the controller alive.
 
         An answer that is no `Advice` object is logged and ignored. If the combined advice is no
         valid message, it is logged, and the advice of all plugins is ignored.
         """
         incident = view(consult)
-        answers: list[object] = await asyncio.to_thread(
-            call_guarded, self._plugins, "tft_advise", incident=incident
+        answers: list[object] = await _apart(
+            lambda: call_guarded(self._plugins, "tft_advise", incident=incident)
         )
         understood = [advice for advice in answers if isinstance(advice, Advice)]
         strange = [answer for answer in answers if not isinstance(answer, Advice)]
@@ -166,6 +169,35 @@ class Advisors:
         if strange:
             log.error("advice_not_understood", what=[str(answer) for answer in strange])
         return advised
+
+
+async def _apart(function: Callable[[], list[object]]) -> list[object]:
+    """
+    Call `function` on a daemon thread, and return its result. `asyncio.to_thread` uses threads for
+    which Python waits before the process ends.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[object]] = loop.create_future()
+
+    def settle(result: list[object] | None, error: BaseException | None) -> None:
+        if done.done():
+            return  # nobody waits any more
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result or [])
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+            failed = error
+        with suppress(RuntimeError):  # the controller has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name="advice", daemon=True).start()
+    return await done
 
 
 def _is_valid(remark: Remark) -> bool:
