@@ -11,28 +11,34 @@ from tft.spi import LoggerJob, write_whole
 STATUS = {"completed": "FINISHED", "dumped": "KILLED", "failed": "FAILED", "cancelled": "KILLED"}
 MOST = 1000
 """So many values MLflow takes in one request."""
+PART = "part"
+"""The file with the number of a step whose values need several requests, while they are sent."""
 
 
 class Mlflow:
     """
-    Sends values to the run `run_id` of MLflow.
+    Sends values to the run `run_id` of MLflow. A request has whole rows, so MLflow has all values of
+    the last step that it has. Only a row of more than `MOST` values is sent in several requests. Its
+    step is noted in `directory` meanwhile, so that the row is sent again if one of them fails.
     """
 
-    def __init__(self, client: Any, run_id: str) -> None:  # Any: MLflow is imported late
+    # Any: MLflow is imported late
+    def __init__(self, client: Any, run_id: str, directory: Path) -> None:
         self._client = client
         self._run_id = run_id
-        self._waiting: list[Any] = []  # Any: a class of MLflow
+        self._part = directory / PART
+        self._waiting: list[list[Any]] = []  # Any: a class of MLflow
 
     def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:
         from mlflow.entities import Metric
 
-        self._waiting += [
-            Metric(name, float(value), round(1000 * at), step) for name, value in values.items()
-        ]
+        self._waiting.append(
+            [Metric(name, float(value), round(1000 * at), step) for name, value in values.items()]
+        )
 
     def last_step(self) -> int | None:
         names = self._client.get_run(self._run_id).data.metrics
-        return max(
+        last: int | None = max(
             (
                 metric.step
                 for name in names
@@ -40,12 +46,31 @@ class Mlflow:
             ),
             default=None,
         )
+        if last is not None and self._part.exists() and self._part.read_text() == str(last):
+            return last - 1
+        return last
 
     def flush(self) -> bool:
         while self._waiting:
-            self._client.log_batch(self._run_id, metrics=self._waiting[:MOST])
-            del self._waiting[:MOST]
+            rows = metrics = 0
+            for row in self._waiting:
+                if rows and metrics + len(row) > MOST:
+                    break
+                rows, metrics = rows + 1, metrics + len(row)
+            self._send([metric for row in self._waiting[:rows] for metric in row])
+            del self._waiting[:rows]
         return True
+
+    def _send(self, metrics: list[Any]) -> None:  # Any: a class of MLflow
+        """
+        Send the values of some rows, or of one row that has more than `MOST`.
+        """
+        if len(metrics) > MOST:
+            write_whole(self._part, str(metrics[0].step))
+        for first in range(0, len(metrics), MOST):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + MOST])
+        if len(metrics) > MOST:
+            self._part.unlink()
 
     def close(self, result: str) -> None:
         if result:
@@ -67,4 +92,4 @@ def open_logger(job: LoggerJob) -> Mlflow:
     if known is None:
         write_whole(note, run_id)
         mlflow.set_tags({"tft.job": job.job, "tft.run_dir": str(job.run_dir)})
-    return Mlflow(mlflow.MlflowClient(), run_id)
+    return Mlflow(mlflow.MlflowClient(), run_id, job.directory)

@@ -3,14 +3,17 @@ The plugin `tft_loggers`: values of final steps reach `values.jsonl` and a logge
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from tft_loggers import Plugin, checked
 from tft_loggers.final import Final
 from tft_loggers.merging import Merger
+from tft_loggers.mlflow import Mlflow
 from tft_loggers.places import SENT, STATE
 from tft_loggers.sending import BATCH, Sender
 
@@ -264,6 +267,48 @@ def test_rows_that_a_logger_could_not_make_safe_are_asked_for(run_dir: Path) -> 
 
 
 # ---------------------------------------------------------------- names of loggers
+
+
+@pytest.mark.parametrize(("steps", "names"), [(400, 3), (2, 1500)])
+def test_failed_request_to_mlflow_loses_no_value(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, steps: int, names: int
+) -> None:
+    """When one of several requests to MLflow fails, then it has all values of all steps at the end,
+    also if the values of one step need several requests. No request has more than 1000 values."""
+    got: list[SimpleNamespace] = []
+    sizes: list[int] = []
+
+    def log_batch(run_id: str, metrics: list[SimpleNamespace]) -> None:
+        sizes.append(len(metrics))
+        if len(sizes) == 2:
+            raise OSError("502 Bad Gateway")
+        got.extend(metrics)
+
+    entities = ModuleType("mlflow.entities")
+    vars(entities)["Metric"] = lambda name, value, at, step: SimpleNamespace(name=name, step=step)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    client = SimpleNamespace(
+        log_batch=log_batch,
+        get_run=lambda _: SimpleNamespace(data=SimpleNamespace(metrics={m.name: 0 for m in got})),
+        get_metric_history=lambda _, name: [m for m in got if m.name == name],
+        set_terminated=lambda *_: None,
+    )
+    logged(run_dir, 0, *((s, {f"v{n}": 1.0 for n in range(names)}) for s in range(1, steps + 1)))
+    Merger(run_dir).merge(Final(step=steps))
+
+    def opened(job: LoggerJob) -> Mlflow:
+        return Mlflow(client, "run", job.directory)
+
+    for _ in range(2):
+        sender = Sender("mlflow", "j", run_dir, opened, persists=False)
+        sender.start()
+        sender.finish("completed")
+        sender.join()
+    assert not sender.failed
+    wanted = {(step, f"v{number}") for step in range(1, steps + 1) for number in range(names)}
+    assert {(metric.step, metric.name) for metric in got} == wanted
+    assert max(sizes) <= 1000
 
 
 def test_unknown_logger_is_refused_with_the_known_ones() -> None:
