@@ -37,6 +37,27 @@ def test_line_of_an_incident_names_the_process() -> None:
     assert "incident 1: ranks 2-3 were killed by SIGKILL in step 30" in incident_line(several)
 
 
+def test_line_of_an_incident_says_that_training_may_differ() -> None:
+    """When batches were left out, or the state may be wrong, then the line says so beside the steps
+    that were lost. An incident that is not over, or has ended the job without a checkpoint, has no
+    such clause."""
+    wrong, less = "it may be wrong since step 25", "batches left out on all ranks before step 30: 2"
+    refused = [
+        {"step": 30, "times": 2, "cause": "data or model", "ranks": [], "skipped": 2},
+        {"step": 31, "times": 1, "cause": "device", "ranks": [1], "skipped": 0},
+    ]
+    batches, doubt = "2 batches left out on each rank", "training may not be bit for bit the same"
+    for told, clauses in (
+        (incident(inexact=[wrong]), f"; no step lost; {doubt}"),
+        (incident(inexact=[less], refused=refused), f"; no step lost; {batches}"),
+        (incident(inexact=[less, wrong], refused=refused), f"; no step lost; {batches}; {doubt}"),
+        (incident(inexact=[], refused=refused[1:]), "; no step lost"),
+        (incident(inexact=[wrong], strategy="exit"), "without a last checkpoint"),
+        (incident(inexact=[wrong], open=True), "not over when this was written (recover)"),
+    ):
+        assert incident_line(told).endswith(clauses)
+
+
 def test_open_incident_has_its_faults_and_its_strategy() -> None:
     """When an incident is not over, then the faults and the strategy are named as far as they are
     known."""

@@ -32,6 +32,8 @@ _NO_RANK = {
 """The same for faults of which no rank is known."""
 _REFUSED = "tft.errors.UsageError: "
 """How the line of a traceback begins with which tft has refused something."""
+_LEFT_OUT = "batches left out on all ranks "
+"""How the sentence in `inexact` about batches begins that were left out before a step."""
 _ENDED_BY = re.compile(r"^was ended by signal (\d+)")
 _LEFT_WITH = re.compile(r"^left with code (\d+)")
 
@@ -101,7 +103,7 @@ def incident_text(incident: Entry) -> str:
     Return what happened in an incident, what was done, and what it cost. The text is a part of a
     sentence: it begins with a small letter and ends without a full stop.
     """
-    parts = [what_happened(incident), _then(incident), _cost(incident)]
+    parts = [what_happened(incident), _then(incident), _cost(incident), *_doubts(incident)]
     return "; ".join(part for part in parts if part)
 
 
@@ -215,6 +217,23 @@ def _cost(incident: Entry) -> str:
     if not lost:
         return "no step lost"
     return f"{lost} {'step' if lost == 1 else 'steps'} computed again"
+
+
+def _doubts(incident: Entry) -> list[str]:
+    """
+    Return in what way training does not go on as without the incident, or may not.
+    """
+    if incident.get("open") or incident["strategy"] == "exit":
+        return []
+    why = incident.get("inexact") or ()
+    left_out = [each for each in why if each.startswith(_LEFT_OUT)]
+    doubts = []
+    if left_out:
+        number = sum(refused["skipped"] for refused in incident.get("refused") or ())
+        doubts.append(f"{counted(number, 'batch', 'batches')} left out on each rank")
+    if len(why) > len(left_out):
+        doubts.append("training may not be bit for bit the same")
+    return doubts
 
 
 def is_long(incident: Entry) -> bool:
