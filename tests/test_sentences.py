@@ -90,7 +90,16 @@ def test_incident_with_more_to_say_has_a_story() -> None:
                 "percent": 31.2, "compared_with": "peers",
             },
             "rank 2 on node 0 is slow since step 141: its input takes 12 ms longer in each step than "
-            "on its peers (31 % of its own work)",
+            "on its peers (31 % of their work)",
+        ),
+        (
+            "rank_slow",
+            {
+                "rank": 2, "node": 0, "step": 141, "cause": "compute", "seconds": 0.563,
+                "percent": 563.0, "compared_with": "its own first steps",
+            },
+            "rank 2 on node 0 is slow since step 141: its computation takes 0.56 s longer in each "
+            "step than in its first steps (563 % of its work then)",
         ),
         (
             "rank_slow_over",

@@ -349,11 +349,13 @@ def _deserted(facts: Mapping[str, Any]) -> str:  # Any: JSON
 
 def _slow(facts: Mapping[str, Any]) -> str:  # Any: JSON
     part = _PARTS.get(facts["cause"], str(facts["cause"]))
-    than = "than on its peers" if facts["compared_with"] == "peers" else "than in its first steps"
+    than, whose = "than in its first steps", "its work then"
+    if facts["compared_with"] == "peers":
+        than, whose = "than on its peers", "their work"
     return (
         f"rank {facts['rank']} on node {facts['node']} is slow since step {facts['step']}: {part} "
         f"takes {seconds(facts['seconds'])} longer in each step {than} ({facts['percent']:.0f} % of "
-        "its own work)"
+        f"{whose})"
     )
 
 
