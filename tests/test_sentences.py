@@ -102,6 +102,12 @@ def test_incident_with_more_to_say_has_a_story() -> None:
             "step than in its first steps (563 % of its work then)",
         ),
         (
+            "logger_failed",
+            {"logger": "wandb", "why": "OSError: no room"},
+            "the logger wandb does not take values, and is tried again: OSError: no room",
+        ),
+        ("logger_failed_over", {"logger": "wandb"}, "the logger wandb takes values again"),
+        (
             "rank_slow_over",
             {"rank": 2, "node": 0, "step": 200},
             "rank 2 is as fast as the others again since step 200",

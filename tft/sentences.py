@@ -324,6 +324,13 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
                 return _slow(facts)
             case "rank_slow_over":
                 return f"rank {facts['rank']} is as fast as the others again since step {facts['step']}"
+            case "logger_failed":
+                return (
+                    f"the logger {facts['logger']} does not take values, and is tried again: "
+                    f"{facts['why']}"
+                )
+            case "logger_failed_over":
+                return f"the logger {facts['logger']} takes values again"
             case "job_stands":
                 return _stands(facts)
             case "no_node_heard":

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from tft.errors import UsageError
-from tft.spi import hookimpl, starts_controller
+from tft.spi import RankBeat, Remark, hookimpl, starts_controller
 from tft_loggers.supervisor import Supervisor
 
 VARIABLE = "TFT_LOG"
@@ -74,6 +74,10 @@ class LeadingPlugin(Plugin):
             atexit.register(self._supervisor.close)
         elif event == "job_ends" and self._supervisor is not None:
             self._supervisor.ends(str(facts.get("result", "")))
+
+    @hookimpl
+    def tft_on_beat(self, node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark]:
+        return [] if self._supervisor is None else self._supervisor.remarks()
 
     @hookimpl
     def tft_on_final_step(self, step: int) -> None:

@@ -5,7 +5,8 @@ Where the files of this plugin are in a run directory, and how they are written.
     values.jsonl               the values of each final step, once
     values/final.json          up to which step the steps are final; the controller writes it
     values/merged.json         how far the files of the ranks are merged
-    values/NAME/               the files of the logger NAME, among them how far it has been sent
+    values/NAME/               the files of the logger NAME, among them how far it has been sent, and,
+                               while it fails, how often it has failed and why
 """
 
 import json
@@ -18,6 +19,7 @@ STATE = "values"
 FINAL = "final.json"
 MERGED = "merged.json"
 SENT = "sent.json"
+FAILED = "failed.json"
 VALUES = "values.jsonl"
 
 

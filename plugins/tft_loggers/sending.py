@@ -5,13 +5,14 @@ Sends the rows of `values.jsonl` to one logger, on a thread of its own.
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from tft.spi import LoggerJob, StepLogger
-from tft_loggers.places import SENT, STATE, VALUES, read, write
+from tft_loggers.places import FAILED, SENT, STATE, VALUES, read, write
 
 BATCH = 500
 """So many rows are given before the logger is asked to make them safe."""
@@ -52,6 +53,9 @@ class Sender:
         directory.mkdir(parents=True, exist_ok=True)
         self._job = LoggerJob(job=job, run_dir=run_dir, directory=directory)
         self._state = directory / SENT
+        self._failure = directory / FAILED
+        self._fails = int(read(self._failure).get("times", 0))
+        """How often the logger has failed since rows were sent last."""
         self._open = opener
         self._persists = persists
         self._logger: StepLogger | None = None
@@ -100,16 +104,16 @@ class Sender:
             over = self._over.is_set()
             try:
                 self._send_all()
-                pause, self.failed = FIRST, False
+                pause = FIRST
                 if over:
                     self._close()
+                self._works()
+                if over:
                     return
             except (Exception, SystemExit) as error:  # noqa: BLE001 (a logger may raise anything)
-                self.failed = True
-                log.warning(
-                    "values_not_sent", logger=self._name, why=f"{type(error).__name__}: {error}",
-                    again_s=pause,
-                )  # fmt: skip
+                why = f"{type(error).__name__}: {error}"
+                log.warning("values_not_sent", logger=self._name, why=why, again_s=pause)
+                self._fail(why)
                 self._logger = None
                 if over and not self._persists:
                     return
@@ -118,6 +122,18 @@ class Sender:
                 continue
             self._news.wait()
             self._news.clear()
+
+    def _works(self) -> None:
+        self.failed = False
+        if self._fails:
+            self._fails = 0
+            self._failure.unlink(missing_ok=True)
+
+    def _fail(self, why: str) -> None:
+        self.failed = True
+        self._fails += 1
+        with suppress(OSError):  # a full disk; the log has the reason
+            write(self._failure, {"times": self._fails, "why": why})
 
     def _send_all(self) -> None:
         while rows := self._rows(self._begin()):

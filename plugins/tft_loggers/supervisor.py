@@ -7,20 +7,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from tft.spi import Remark, leave_word
 from tft_loggers.final import Final
-from tft_loggers.places import STATE
+from tft_loggers.places import FAILED, STATE, read
 
 LIMIT = 30.0
 """Seconds that the loggers get at the end of the job to send what is left."""
 FIRST, LONGEST = 1.0, 60.0
 """Seconds before the process of the loggers is started again: the first time, and at most."""
 STEADY = 60.0
-"""If the process has lived for this many seconds, the next pause is the first one again."""
+"""If the process has lived for this many seconds, the next pause is the first one again. A logger is
+remarked as failing again only after this time."""
+LOOK = 0.5
+"""Seconds between two looks at whether the loggers fail."""
+LASTING = 2
+"""A logger that has failed this many times in a row is remarked. A single failed request is not."""
 
 log = structlog.get_logger()
 
@@ -34,6 +42,10 @@ class Supervisor:
     def __init__(self, run_dir: Path, job: str, names: Sequence[str]) -> None:
         self._run_dir = run_dir
         self._directory = run_dir / STATE
+        self._names = names
+        self._failing: set[str] = set()
+        self._remarked: dict[str, float] = {}
+        self._remarks: list[Remark] = []
         self._command = [
             sys.executable, "-P", "-m", "tft_loggers", "--child", "--job", job,
             str(run_dir), *names,
@@ -56,7 +68,10 @@ class Supervisor:
         self._final = Final.of(self._directory)
         self._final.result = ""
         self._write()
+        for name in self._names:
+            (self._directory / name / FAILED).unlink(missing_ok=True)  # of an earlier run
         threading.Thread(target=self._tell, name="loggers-final", daemon=True).start()
+        threading.Thread(target=self._watch, name="loggers-watch", daemon=True).start()
         self._keeper.start()
 
     def final(self, step: int) -> None:
@@ -70,6 +85,14 @@ class Supervisor:
             log.warning("logged_steps_come_again", after=step)
             self._write()
         self._news.set()
+
+    def remarks(self) -> list[Remark]:
+        """
+        Return the remarks about loggers that fail, and that work again, since the last call.
+        """
+        with self._lock:
+            found, self._remarks = self._remarks, []
+        return found
 
     def ends(self, result: str) -> None:
         """
@@ -94,14 +117,53 @@ class Supervisor:
         self._news.set()
         self._keeper.join(LIMIT)
         if self._keeper.is_alive():
-            log.warning(
-                "values_not_all_sent",
-                why=f"the loggers have not ended {LIMIT:.0f} s after the job",
-                rest=f"{sys.executable} -m tft_loggers {self._run_dir} NAME sends the rest",
-            )
+            failures = self._failures()
+            why = f"the loggers have not ended {LIMIT:.0f} s after the job"
+            if failures:
+                why = "; ".join(f"{name}: {found['why']}" for name, found in failures.items())
+            names = " ".join(failures) or "NAME"
+            rest = f"{sys.executable} -m tft_loggers {self._run_dir} {names}"
+            log.warning("values_not_all_sent", why=why, rest=f"{rest} sends the rest")
+            with suppress(OSError):
+                leave_word(
+                    self._run_dir,
+                    f"not all values of session.log were sent ({why}); `{rest}` sends the rest",
+                )
             self._given_up.set()
             if self.process is not None:
                 self.process.kill()
+
+    # Any: parsed JSON
+    def _failures(self) -> Mapping[str, Mapping[str, Any]]:
+        """
+        Return of each logger that fails how often it has failed in a row (`times`), and `why`.
+        """
+        found = {name: read(self._directory / name / FAILED) for name in self._names}
+        return {name: failure for name, failure in found.items() if failure}
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            try:
+                failures = self._failures()
+            except OSError:
+                continue
+            for name in self._names:
+                self._judge(name, failures.get(name))
+
+    def _judge(self, name: str, failure: Mapping[str, Any] | None) -> None:  # Any: parsed JSON
+        now, remark = time.monotonic(), None
+        if failure is None and name in self._failing:
+            self._failing.discard(name)
+            remark = Remark(event="logger_failed_over", facts={"logger": name})
+        elif failure is not None and failure["times"] >= LASTING and name not in self._failing:
+            if now - self._remarked.get(name, now - STEADY) < STEADY:
+                return
+            self._failing.add(name)
+            self._remarked[name] = now
+            remark = Remark(event="logger_failed", facts={"logger": name, "why": failure["why"]})
+        if remark is not None:
+            with self._lock:
+                self._remarks.append(remark)
 
     def _write(self) -> None:
         try:

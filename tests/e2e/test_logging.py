@@ -231,7 +231,7 @@ def open_logger(job):
 @pytest.mark.soak
 def test_logger_that_is_stuck_ends_no_job(tmp_path: Path) -> None:
     """When the logger of another package never returns, then the job trains and completes, the
-    other logger has all values, and the controller says what to do about the rest."""
+    other logger has all values, and the console says what to do about the rest."""
     packages, run_dir = tmp_path / "packages", tmp_path / "run"
     info = packages / "stuck_logger-1.0.dist-info"
     info.mkdir(parents=True)
@@ -247,6 +247,7 @@ def test_logger_that_is_stuck_ends_no_job(tmp_path: Path) -> None:
     assert len(once(run_dir, 20)) == len({step for step, _ in shown(run_dir)}) == 20
     log = (run_dir / "logs" / "controller.log").read_text()
     assert "event=values_not_all_sent" in log
+    assert "tft: not all values of session.log were sent (the loggers have not" in outcome.output
 
 
 PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")

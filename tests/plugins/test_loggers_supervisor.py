@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tft_loggers import supervisor as keeping
 from tft_loggers.final import Final
-from tft_loggers.places import STATE
+from tft_loggers.places import FAILED, STATE
 from tft_loggers.supervisor import Supervisor
 
 from tests.e2e.jobs import until
+from tft.last_words import forget_words, last_words
+from tft.spi import Remark
 
 
 @pytest.fixture
@@ -91,3 +94,77 @@ def test_return_of_the_job_is_in_the_file_at_once(run_dir: Path, supervisor: Sup
     assert Final.of(run_dir / STATE) == Final(step=1, backs=[1])
     again.ends("completed")
     again.close()
+
+
+BROKEN = """
+import os
+
+def open_logger(job):
+    if not (job.run_dir / "works").exists():
+        raise OSError("no room")
+    from tft_loggers.jsonl import open_logger
+    return open_logger(job)
+"""
+
+
+@pytest.fixture
+def broken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """
+    Return a supervisor with the logger `broken`, which fails until there is a file `works`. It gets
+    one second at the end of the job.
+    """
+    packages = run_dir / "packages"
+    info = packages / "broken_logger-1.0.dist-info"
+    info.mkdir(parents=True)
+    (packages / "broken_logger.py").write_text(BROKEN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-logger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tft.loggers]\nbroken = broken_logger:open_logger\n")
+    monkeypatch.setenv("PYTHONPATH", f"{packages}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(keeping, "LIMIT", 1.0)
+    return Supervisor(run_dir, "j", ["broken"])
+
+
+def remarked(supervisor: Supervisor, remarks: list[Remark]) -> int:
+    """
+    Add the new remarks of a supervisor to `remarks`. Return how many there are.
+    """
+    remarks += supervisor.remarks()
+    return len(remarks)
+
+
+def test_logger_that_always_fails_is_remarked_and_said_at_the_end(
+    run_dir: Path, broken: Supervisor
+) -> None:
+    """When a logger always fails, then one remark says so with the reason. At the end of the job, a
+    sentence for the operator names the command that sends the rest. The next run begins without it."""
+    broken.start()
+    broken.final(3)
+    remarks: list[Remark] = []
+    until(lambda: remarked(broken, remarks) == 1, "the failure is remarked")
+    broken.ends("completed")
+    broken.close()
+    assert [(each.event, dict(each.facts)) for each in [*remarks, *broken.remarks()]] == [
+        ("logger_failed", {"logger": "broken", "why": "OSError: no room"})
+    ]
+    (sentence,) = last_words(run_dir)
+    assert sentence.startswith("not all values of session.log were sent (broken: OSError: no room)")
+    assert sentence.endswith(f"-m tft_loggers {run_dir} broken` sends the rest")
+    forget_words(run_dir)
+    assert last_words(run_dir) == []
+
+
+def test_logger_that_works_again_is_remarked(run_dir: Path, broken: Supervisor) -> None:
+    """When a logger that has failed takes values again, then a remark says so, and nothing is said
+    at the end."""
+    broken.start()
+    broken.final(3)
+    failure = run_dir / STATE / "broken" / FAILED
+    until(lambda: failure.exists() and json.loads(failure.read_text())["times"] > 1, "it fails")
+    remarks: list[Remark] = []
+    until(lambda: remarked(broken, remarks) == 1, "the failure is remarked")
+    (run_dir / "works").touch()
+    until(lambda: remarked(broken, remarks) == 2, "it works again")
+    broken.ends("completed")
+    broken.close()
+    assert [each.event for each in remarks] == ["logger_failed", "logger_failed_over"]
+    assert (last_words(run_dir), steps(run_dir)) == ([], [1, 2, 3])

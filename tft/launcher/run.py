@@ -28,6 +28,7 @@ from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.ending_signals import heeded
 from tft.files import write_whole
+from tft.last_words import forget_words, last_words
 from tft.launcher.advice import advice
 from tft.launcher.children import Children, LaunchedProcess
 from tft.launcher.console import LiveConsole, PlainConsole, Speech, has_terminal
@@ -108,6 +109,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         settings = plan.settings
         if plan.leads:
             write_job(settings, plan.command)
+            forget_words(settings.run_dir)
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin and not plan.goes_on:
             _turn_back(checkpoint_store_of(settings))
@@ -170,6 +172,7 @@ def _say_how_it_went(plan: Plan, report: FreshReport, news: NewsPrinter, took: f
     for line in (
         *news.rest(incidents),
         *remaining(report.missed(), report.begins_unlike()),
+        *last_words(run_dir),
         *(summary(report.steps(), incidents, took, run_dir) if report.text() else ()),
         *reasons(incidents),
     ):

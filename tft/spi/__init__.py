@@ -10,6 +10,7 @@ from tft.addresses import ListenAddress, read_address
 from tft.clock import Clock, SystemClock
 from tft.files import sync, write_whole
 from tft.keys import share_keys
+from tft.last_words import leave_word
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import (
     UNSLICED,
@@ -105,6 +106,7 @@ __all__ = [
     "digest_parts",
     "hookimpl",
     "hookspec",
+    "leave_word",
     "pack",
     "part_digests",
     "read_address",
