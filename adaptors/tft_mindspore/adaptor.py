@@ -58,6 +58,7 @@ def tft_begun() -> str | None:
 
 tft_shards = _hooks.tft_shards
 tft_capture = _hooks.tft_capture
+
 tft_rollback = _hooks.tft_rollback
 tft_skip = _hooks.tft_skip
 tft_give = _hooks.tft_give
@@ -66,6 +67,11 @@ tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
 tft_compare = _hooks.tft_compare
 tft_generators = _hooks.tft_generators
+
+
+@hookimpl
+def tft_end_step() -> bytes | None:
+    return _hooks.state().end_step()
 
 
 @hookimpl

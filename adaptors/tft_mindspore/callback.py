@@ -21,10 +21,11 @@ import mindspore
 from mindspore import nn, train
 from mindspore.train.callback import _train_fault_tolerance as stock
 
-from tft.errors import JobEnded, OrderRefused, UsageError
+from tft.errors import Interrupted, JobEnded, OrderRefused, UsageError
 from tft.spi import sync
 from tft_mindspore import environment
 from tft_mindspore.groups import GroupBroken
+from tft_mindspore.kept_attributes import KeptAttributes
 from tft_mindspore.layout import Series, open_series
 from tft_mindspore.memory import content, put
 from tft_mindspore.process import groups, trained_by_model
@@ -79,6 +80,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._series: Series | None = None
         self._position = _Position(int(others.get("initial_step", 0)))
         self._adopted = self._entered = self._retried = False
+        self._begins_again = False
+        """True from an entry into the loop after an incident to its first step."""
+        self.kept: KeptAttributes | None = None
         self.strategies: tuple[str, ...] = ()
         """The strategies that the environment enables, by tft's names, such as `recover`."""
         if prefix is not None:
@@ -180,17 +184,26 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             # Correct the counter of steps, because MindSpore has set it back to the start of the
             # epoch in which training continues.
             told.cur_step_num = self._position.step - self.initial_step
+            self._put_back()
+            self._begins_again = True
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Record the present step. In the first call, also tell tft that the training loop begins.
+        End the step before, whose callbacks have all been called now, and record the present step.
+        In the first call, also tell tft that the training loop begins.
 
         In a replacement process, the first call raises a `RuntimeError`. This error makes
         `Model.train` continue at the step of the other ranks.
         """
         super().on_train_step_begin(run_context)
+        if self._begins_again:
+            # once more, because callbacks behind this one may have set their attributes since
+            self._put_back()
+            self._begins_again = False
         if not self._entered:
+            self._note_callbacks()
             self._enter()
+        self._end_step()
         told = run_context.original_args()
         self._position.step = told.cur_step_num + self.initial_step
 
@@ -217,6 +230,34 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._hosted.enter()
         if self._position.step != at:
             raise RuntimeError(f"{_STEP_FINISH}: training goes on at another step")
+
+    def _end_step(self, *, stopped: bool = False) -> None:
+        """
+        End the step whose update window was closed last, if it has not ended. Pass `stopped=True`
+        if a callback has stopped the training.
+
+        If this rank must leave its loop after the step, raise a `RuntimeError` that `Model.train`
+        recognises.
+        """
+        step = self._position.step
+        self._note_callbacks(stopped=stopped)
+        try:
+            self._session.end_step()
+        except Interrupted:
+            if not self._reenters:
+                self._await(self.tft.ReportState.RS_STEP_FINISH)
+            if self._reenters or self._position.step != step:
+                raise RuntimeError(f"{_STEP_FINISH}: an incident interrupts the training") from None
+
+    def _note_callbacks(self, *, stopped: bool = False) -> None:
+        assert self.kept is not None  # the method `_adopt` has set `kept`
+        self.kept.note(self._position.step, whole=True, stopped=stopped)
+        for what, sentence in self.kept.unkept():
+            self._session.unkept(what, sentence)
+
+    def _put_back(self) -> None:
+        assert self.kept is not None  # the method `_adopt` has set `kept`
+        self.kept.put_back()
 
     def update(self, gradients: Sequence[Any], write: Callable[[tuple[Any, ...]], Any]) -> Any:
         """
@@ -288,22 +329,15 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     # Any: `cb_params` is an object of MindSpore, which gives mypy no types
     def _end_update_report(self, cb_params: Any) -> None:
         """
-        Close the update window and let tft interrupt the training. MindSpore calls this method at
-        the end of each step.
+        Close the update window. MindSpore calls this method at the end of each step. The step ends
+        later (see `on_train_step_begin`), because other callbacks may follow.
         """
         # open an update window even without an update, because tft expects a window in each step
         if not self._hosted.in_window():
             self._open()
         step = self.cur_step_num + self.initial_step
         self.tft.tft_end_updating_os(step)
-        try:
-            self.tft.tft_pause_train(step)
-        except RuntimeError:
-            if self._reenters:
-                raise
-            self._await(self.tft.ReportState.RS_STEP_FINISH)
-            if self._position.step != step:
-                raise
+        self.tft.tft_pause_train(step)
 
     def _reset_acc_grads(self) -> None:
         """
@@ -328,6 +362,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         If the ranks go back to an earlier step, raise a `RuntimeError` that makes `Model.train` go
         back to this step too.
         """
+        if self._begins_again:
+            self._put_back()
+        else:
+            self._end_step(stopped=run_context.get_stop_requested())
         if not self._hosted.finish():
             raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not reached the end")
 
@@ -351,6 +389,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}
         self.tft.tft_set_optimizer_replica(rank, [same])
         self.has_init_replica = True
+        self.kept = KeptAttributes(told.list_callback, self._position.step)
         self._session.adopt(
             model=told.network, optimizer=optimizer, data=self._position,
             shards=self._parts(told.network, optimizer, ranks),

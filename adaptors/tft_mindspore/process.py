@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tft_mindspore.groups import Groups
+    from tft_mindspore.kept_attributes import KeptAttributes
 
 
 class ModelTrain(Protocol):
@@ -19,6 +20,8 @@ class ModelTrain(Protocol):
 
     strategies: tuple[str, ...]
     """The strategies that the environment enables, by tft's names, such as `recover`."""
+    kept: "KeptAttributes | None"
+    """The attributes of the other callbacks. None before training begins."""
 
     def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
         """

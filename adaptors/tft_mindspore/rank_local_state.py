@@ -8,7 +8,7 @@ must be cheap. A capture takes 10 us for MindSpore's generator and a small data 
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import xxhash
@@ -16,6 +16,9 @@ import xxhash
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.spi import pack, unpack
 from tft_mindspore.memory import Array, Parameter, content, put
+
+if TYPE_CHECKING:
+    from tft_mindspore.kept_attributes import KeptAttributes
 
 RNGS = ("mindspore", "python", "numpy")
 """The random generators whose state can be captured. MindSpore's generator is always captured. The
@@ -30,6 +33,9 @@ memory is for the random generators (5 KiB) and the user's data position. The st
 ResNet-50 have 208 KiB.
 """
 
+_CHANGING = 240 * 1024
+"""The largest number of bytes that running statistics and attributes of callbacks have together."""
+
 
 class RankLocalState:
     """
@@ -41,7 +47,12 @@ class RankLocalState:
         model: Any,  # Any: a Cell of MindSpore, which gives mypy no types
         data: Any,  # Any: the user's data object may have any class
         rngs: Sequence[str],
+        callbacks: "KeptAttributes | None" = None,
     ) -> None:
+        """
+        Keep the running statistics of `model`, the position of `data`, and the random generators
+        that `rngs` names. `callbacks` has the attributes of the callbacks of `Model.train`.
+        """
         unknown = set(rngs) - set(RNGS)
         if unknown:
             raise UsageError(
@@ -52,6 +63,12 @@ class RankLocalState:
         self._rngs = rngs
         self._running = _running(model)
         self._settled: dict[str, bytes] = {}
+        self._callbacks = callbacks
+        self._closed: dict[str, object] = {}
+        """The rank-local state that was captured when an update window closed last."""
+        if callbacks is not None:
+            size = sum(content(parameter).nbytes for parameter in self._running.values())
+            callbacks.leave(_CHANGING - size)
 
     def capture(self, *, closing: bool) -> bytes:
         """
@@ -68,12 +85,27 @@ class RankLocalState:
             state["running"] = running
         if self._data is not None:
             state["data"] = self._data.state_dict()
+        if self._callbacks is not None:
+            if closing:
+                self._callbacks.note(self._data.state_dict()["step"], whole=False)
+            state["callbacks"] = self._callbacks.last
+        if closing:
+            self._closed = state
         return pack(state)
 
-    def rollback(self, local_state: bytes) -> None:
+    def end_step(self) -> bytes | None:
         """
-        Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
-        capture `local_state`.
+        Return the rank-local state at the end of a step: that of the last closed update window,
+        with the present attributes of callbacks. Return None if there are no callbacks.
+        """
+        if self._callbacks is None or not self._closed:
+            return None
+        return pack({**self._closed, "callbacks": self._callbacks.last})
+
+    def rollback(self, local_state: bytes) -> str | None:
+        """
+        Restore a captured rank-local state. Return a sentence if a part of it was lost. Raises
+        `MalformedMessage` if this adaptor did not capture `local_state`.
         """
         # imported here, because only training processes need MindSpore
         from mindspore import Tensor, set_rng_state
@@ -96,6 +128,9 @@ class RankLocalState:
             name, words, *rest = state["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
         self._run_from(state.get("running", {}))
+        if self._callbacks is None:
+            return None
+        return self._callbacks.rollback(state.get("callbacks"), state["data"]["step"])
 
     def rewind(self) -> None:
         """

@@ -16,7 +16,9 @@ from mindspore.nn import Cell
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
 from tft_mindspore import checkpoints
+from tft_mindspore.kept_attributes import KeptAttributes
 from tft_mindspore.memory import digest, drop_unfinished_backward
+from tft_mindspore.process import model_train
 from tft_mindspore.rank_local_state import RankLocalState
 from tft_mindspore.state import DENSE, Part, Shard, group_values, is_setting, named_parameters
 
@@ -49,6 +51,7 @@ def adopt(
         **({} if scheduler is None else {"scheduler": scheduler}),
         **parts.get("others", {}),
     }
+    trained = model_train()
     adopted = Adopted(
         model=parts["model"],
         optimizer=parts["optimizer"],
@@ -58,6 +61,7 @@ def adopt(
         wrap=wrap,
         shards=parts.get("shards", {}),
         elsewhere=parts.get("elsewhere", ()),
+        callbacks=None if trained is None else trained.kept,
     )
     adopted.begin()
     return adopted
@@ -79,6 +83,7 @@ class Adopted:
         wrap: Callable[[], Any] | None,
         shards: Mapping[str, Part],
         elsewhere: Sequence[str],
+        callbacks: KeptAttributes | None = None,
     ) -> None:
         self._model = model
         self._wrap = wrap
@@ -97,7 +102,7 @@ class Adopted:
         for name, part in shards.items():
             own = {each: everything[each] for each in everything if each in set(part.names)}
             self._shards[name] = Shard(name, own, tuple(sorted(part.ranks)))
-        self._local_state = RankLocalState(model, data, rngs)
+        self._local_state = RankLocalState(model, data, rngs, callbacks)
 
     def begin(self) -> None:
         """
@@ -117,12 +122,19 @@ class Adopted:
         """
         return self._local_state.capture(closing=closing)
 
-    def rollback(self, local_state: bytes) -> None:
+    def end_step(self) -> bytes | None:
         """
-        Restore a captured rank-local state. Gradients need not be dropped, because no object of
-        MindSpore keeps them.
+        Return the rank-local state at the end of a step. Return None if it is that of the closed
+        update window.
         """
-        self._local_state.rollback(local_state)
+        return self._local_state.end_step()
+
+    def rollback(self, local_state: bytes) -> str | None:
+        """
+        Restore a captured rank-local state. Return a sentence if a part of it was lost. Gradients
+        need not be dropped, because no object of MindSpore keeps them.
+        """
+        return self._local_state.rollback(local_state)
 
     def skip(self, batches: int) -> None:
         """

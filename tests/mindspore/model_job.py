@@ -150,6 +150,24 @@ class Told(train.Callback):  # type: ignore[misc]  # as above
         strike("end")
 
 
+class Epochs(train.Callback):  # type: ignore[misc]  # as above
+    """
+    A callback that notes the epochs that it has seen since training began, as EarlyStopping does.
+    """
+
+    def on_train_begin(self, run_context: train.RunContext) -> None:
+        """
+        Begin anew. MindSpore calls this when it enters its loop, and again after an incident.
+        """
+        self.seen: list[int] = []
+
+    def on_train_epoch_end(self, run_context: train.RunContext) -> None:
+        """
+        Note the epoch. MindSpore calls this after the last step of each epoch.
+        """
+        self.seen.append(run_context.original_args().cur_epoch_num)
+
+
 mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
 mindspore.set_seed(5)
 draw = numpy.random.RandomState(7)
@@ -179,9 +197,10 @@ callback = TrainFaultTolerance(
     initial_step=begun, ranks=own if parts > 1 else None,
     **{"ckpt_save_path": str(directory / "last"), **told},
 )  # fmt: skip
+seen = Epochs()
 model = train.Model(network, loss_fn=nn.MSELoss(), optimizer=optimizer)
 model.train(
-    epochs, data, callbacks=[Told(), callback], dataset_sink_mode=False,
+    epochs, data, callbacks=[Told(), callback, seen], dataset_sink_mode=False,
     initial_epoch=begun // batches,
 )  # fmt: skip
 state = {
@@ -190,3 +209,4 @@ state = {
     for parameter in holder.get_parameters()
 }
 (directory / f"final-rank{rank}.json").write_text(json.dumps(state))
+(directory / f"epochs-rank{rank}.json").write_text(json.dumps(seen.seen))

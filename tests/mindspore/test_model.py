@@ -45,7 +45,8 @@ def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
     """When ranks lose memory in a forward pass and in the middle of an update, a link fails, and
     both ranks are killed in different epochs, the second one after the other rank has finished,
     then the loop is entered again at the agreed step, with the data in the order of its epoch, and
-    losses and final parameters are those of the undisturbed job."""
+    losses and final parameters are those of the undisturbed job. A callback that begins anew in
+    `on_train_begin` has seen all epochs."""
     faults: list[Fault] = [
         [1, 3, "forward", UCE], [0, 6, "update", UCE], [1, 8, "forward", HCCE],
         [1, 9, "forward", "kill"], [0, 12, "end", "kill"],
@@ -60,6 +61,7 @@ def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
         ("recover", [("process", 0)], 1),
     ]
     assert all(incident["steps_lost"] == 0 for incident in outcome.incidents)
+    assert (tmp_path / "run" / "epochs-rank1.json").read_text() == "[1, 2, 3]"
 
 
 @pytest.mark.soak
