@@ -24,6 +24,7 @@ from mindspore.train.callback import _train_fault_tolerance as stock
 from tft.errors import Interrupted, JobEnded, OrderRefused, UsageError
 from tft.spi import sync
 from tft_mindspore import environment
+from tft_mindspore.datasets import refuse_unseeded
 from tft_mindspore.groups import GroupBroken
 from tft_mindspore.kept_attributes import KeptAttributes
 from tft_mindspore.layout import Series, open_series
@@ -384,6 +385,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
                 "the loss scale manager drops an update when gradients overflow, but would do so "
                 "only on some ranks: set drop_overflow_update=False"
             )
+        refuse_unseeded(told.train_dataset)
         rank, world = self._session.rank, self._session.world
         ranks = self._ranks or tuple(range(world))
         same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}

@@ -6,7 +6,35 @@ data can be saved and restored.
 from collections.abc import Iterator
 from typing import Any
 
+from mindspore.dataset import Dataset, GeneratorDataset, config
+
 from tft.errors import UsageError
+
+_NO_SEED = 5489
+"""MindSpore's number for the seed of datasets if none was set. A dataset that shuffles then draws
+its order anew in each process. So it does if this very number was set."""
+
+
+def refuse_unseeded(dataset: Any) -> None:  # Any: MindSpore gives mypy no types
+    """
+    Raise `UsageError` if `dataset` shuffles its rows and no seed was set: then a process that
+    replaces another one would draw the rows in another order.
+    """
+    if config.get_seed() == _NO_SEED and _shuffles(dataset):
+        raise UsageError(
+            "the dataset shuffles its rows, but no seed is set, so a replacement process would "
+            "draw them in another order: call mindspore.set_seed(1) before, with any number but "
+            f"{_NO_SEED}, which stands for no seed, or pass shuffle=False to the dataset"
+        )
+
+
+def _shuffles(dataset: Any) -> bool:  # Any: as above
+    if isinstance(dataset, GeneratorDataset) and not hasattr(dataset.source, "__getitem__"):
+        # MindSpore cannot shuffle an iterator, but says of it that it is shuffled
+        return False
+    if type(dataset).is_shuffled is Dataset.is_shuffled:
+        return any(map(_shuffles, dataset.children))
+    return bool(dataset.is_shuffled())
 
 
 class Rows:
@@ -26,13 +54,14 @@ class Rows:
 
         `dataset` is a dataset of mindspore.dataset with all its operations, such as batching. With
         `output_numpy`, batches have numpy arrays instead of Tensors. Raises `UsageError` for any
-        other object, or if `epochs` is less than 1.
+        other object, if `epochs` is less than 1, or if the dataset shuffles and no seed is set.
         """
         if not hasattr(dataset, "set_init_step") or epochs < 1:
             raise UsageError(
                 f"Rows takes a dataset of mindspore.dataset and a number of epochs, not a "
                 f"{type(dataset).__name__} and {epochs}"
             )
+        refuse_unseeded(dataset)
         self._dataset = dataset
         self._epochs = epochs
         self._output_numpy = output_numpy

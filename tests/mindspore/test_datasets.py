@@ -2,13 +2,15 @@
 Tests of positions in MindSpore's datasets: training from a saved position gets the same batches.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 from mindspore import dataset
-from mindspore.dataset import GeneratorDataset, NumpySlicesDataset
+from mindspore.dataset import DistributedSampler, GeneratorDataset, NumpySlicesDataset
 from tft_mindspore import Rows
 
 from tft.errors import UsageError
@@ -72,3 +74,51 @@ def test_an_object_that_is_no_dataset_is_refused() -> None:
     """When an object of another type is given, then the error says so."""
     with pytest.raises(UsageError, match=r"takes a dataset of mindspore\.dataset"):
         Rows([1, 2], 3)
+
+
+SILENT: dict[str, Callable[[], Any]] = {  # Any: MindSpore has no types
+    "shuffled by default": lambda: NumpySlicesDataset([1, 2]).batch(2),
+}
+UNSHUFFLED: dict[str, Callable[[], Any]] = {  # Any: MindSpore has no types
+    "slices": lambda: NumpySlicesDataset({"x": numpy.arange(12)}, shuffle=False).batch(3),
+    "sharded": lambda: NumpySlicesDataset(
+        {"x": numpy.arange(12)}, sampler=DistributedSampler(2, 1, shuffle=False)
+    ).batch(3),
+    "mapped": lambda: (
+        GeneratorDataset(list(range(12)), ["x"], shuffle=False).map(lambda x: x * 2).repeat(2)
+    ),
+    "iterator": lambda: GeneratorDataset(lambda: iter([(1,), (2,)]), ["x"]).batch(2),
+    "zipped": lambda: dataset.zip(
+        tuple(NumpySlicesDataset({name: numpy.arange(4)}, shuffle=False) for name in "xy")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SILENT])
+def test_a_dataset_that_shuffles_without_a_seed_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a dataset shuffles its rows and no seed was set, so that each process would have another
+    order, then the error says which call is missing."""
+    monkeypatch.setattr(dataset.config, "get_seed", lambda: 5489)
+    with pytest.raises(UsageError, match=r"call mindspore\.set_seed\(1\) before"):
+        Rows({**KINDS, **SILENT}[kind](), 3)
+
+
+@pytest.mark.parametrize("kind", UNSHUFFLED)
+def test_a_dataset_that_does_not_shuffle_needs_no_seed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a dataset does not shuffle its rows, then it is accepted without a seed."""
+    monkeypatch.setattr(dataset.config, "get_seed", lambda: 5489)
+    Rows(UNSHUFFLED[kind](), 3)
+
+
+def test_mindspore_has_the_number_that_stands_for_no_seed() -> None:
+    """When no seed was set in a process, then MindSpore has the number for which the adaptor
+    looks."""
+    asks = "from mindspore.dataset import config; print(config.get_seed())"
+    said = subprocess.run(
+        [sys.executable, "-c", asks], check=True, capture_output=True, text=True
+    ).stdout
+    assert said.split()[-1] == "5489"
