@@ -9,6 +9,8 @@ both are built.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tft_pytorch.rank_local_state import RNGS
+
 from tft.errors import UsageError
 from tft_megatron.adaptor import parallel as _parallel
 from tft_megatron.arguments import Settled, add_arguments, settle
@@ -59,7 +61,7 @@ def enable(
     scheduler: Any = None,
     *,
     data: Any = None,
-    rng: Sequence[str] = ("torch",),
+    rng: Sequence[str] = RNGS,
     others: Mapping[str, Any] | None = None,
     increment: Callable[[], int] | None = None,
     save: Callable[..., None] | None = None,
@@ -70,7 +72,8 @@ def enable(
 
     `model` is Megatron's DistributedDataParallel, or a list of such modules. `optimizer` is the
     result of `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`,
-    `rng`, `others`, `save` and `load` have the same meaning as in `session.adopt`.
+    `rng`, `others`, `save` and `load` have the same meaning as in `session.adopt`, but without
+    `rng` the generators of torch, Python and numpy are all kept.
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
     this window tft also calls `scheduler.step`, with the value that `increment` returns. The script

@@ -12,6 +12,7 @@ import torch
 import xxhash
 from tft_pytorch.forward_buffers import RunningBuffers
 from tft_pytorch.rank_local_state import RankLocalState as TorchRankLocalState
+from tft_pytorch.trees import expect
 from torch import nn
 
 from tft.errors import MalformedMessage
@@ -32,6 +33,9 @@ class RankLocalState:
         self._torch = TorchRankLocalState(
             nn.ModuleList(training.chunks), training.data, training.rngs
         )
+        self._begun = self._process_wide()
+        """By name: digests of the generators of Python and numpy as they were when training began,
+        in the first process of this rank."""
 
     @property
     def running(self) -> RunningBuffers:
@@ -48,6 +52,7 @@ class RankLocalState:
         state: dict[str, object] = {
             "form": _FORM,
             "torch": self._torch.capture(closing=closing),
+            "begun": self._begun,
             **self._own(),
         }
         if isinstance(self._data, Data):
@@ -66,6 +71,7 @@ class RankLocalState:
                 "was not captured by the adaptor megatron"
             )
         lost = self._torch.rollback(state["torch"])
+        self._begun = state.get("begun", {})
         tracker = _tracker()
         present = tracker.get_states()
         tracker.set_states(
@@ -101,9 +107,15 @@ class RankLocalState:
         """
         Return the values from which the digests named `rng` and `data` are computed. `rng` has the
         states of the random generators, and `data` has the data position.
+
+        A generator of Python or numpy is left out as long as nobody has drawn from it. A script
+        need not seed it then, so two jobs that train the same may have other states of it.
         """
         found = self._torch.digestible()
-        return {"rng": [found["rng"], self._own()], "data": found["data"]}
+        same = {n for n, digest in self._process_wide().items() if self._begun.get(n) == digest}
+        rng = expect(found["rng"], dict, "states of the random generators")
+        drawn = {name: state for name, state in rng.items() if name not in same}
+        return {"rng": [drawn, self._own()], "data": found["data"]}
 
     def generators(self) -> dict[str, str]:
         """
@@ -115,6 +127,10 @@ class RankLocalState:
             **self._torch.generators(),
             **{name: xxhash.xxh3_128_hexdigest(kept) for name, kept in tracked.items()},
         }
+
+    def _process_wide(self) -> dict[str, str]:
+        found = self._torch.generators()
+        return {name: found[name] for name in ("python", "numpy") if name in found}
 
     def _own(self) -> dict[str, dict[str, bytes]]:
         return {

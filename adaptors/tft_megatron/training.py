@@ -8,6 +8,7 @@ from typing import Any
 
 from tft_pytorch.auxiliary_state import check_others
 from tft_pytorch.device import Devices, devices_of
+from tft_pytorch.rank_local_state import RNGS
 
 from tft.errors import UsageError
 from tft_megatron.settings import refuse_settings
@@ -29,8 +30,10 @@ class Training:
     """Megatron's OptimizerParamScheduler, or None."""
     data: Any
     """The object with the data position (`state_dict`, `load_state_dict`), or None."""
-    rngs: Sequence[str] = ("torch",)
-    """The random generators from which the script draws, as in `session.adopt(rng=...)`."""
+    rngs: Sequence[str] = RNGS
+    """The random generators from which the script draws, as in `session.adopt(rng=...)`. All are
+    kept if the script does not say otherwise, because functions of Megatron and of its scripts draw
+    from all."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Further objects with state, by name."""
     increment: Callable[[], int] | None = None

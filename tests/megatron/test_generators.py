@@ -1,10 +1,18 @@
 """
-Tests of the generator states in a checkpoint, in the form in which Megatron's own training reads
-them for all ranks.
+Tests of the generator states that are kept, and of those in a checkpoint, in the form in which
+Megatron's own training reads them for all ranks.
 """
 
+import inspect
+import random
+
+import numpy
 import torch
+from tft_megatron import enable
 from tft_megatron.generators import ModelPart, consumed, generators
+from tft_megatron.rank_local_state import RankLocalState
+from tft_megatron.training import Training
+from torch import nn
 
 from tft.protocol.codec import pack
 
@@ -50,3 +58,37 @@ def test_the_sample_count_is_that_of_megatrons_data() -> None:
     other data there is no count, whatever names it uses."""
     assert consumed({1: captured(1, consumed=48), 0: captured(0)}) == 48
     assert consumed({0: captured(0, data={"consumed": 3}), 1: captured(1, data=None)}) is None
+
+
+def test_the_generators_of_torch_python_and_numpy_are_kept_by_default() -> None:
+    """When a script says nothing about generators and goes back to an earlier state, then all three
+    draw the same numbers again."""
+
+    def drawn() -> tuple[float, float, float]:
+        return float(torch.rand(())), random.random(), float(numpy.random.rand())
+
+    names = ("torch", "python", "numpy")
+    training = Training(chunks=(nn.Linear(2, 2),), optimizer=None, scheduler=None, data=None)
+    state = RankLocalState(training)
+    captured = state.capture(closing=True)
+    first = drawn()
+    assert drawn() != first
+    state.rollback(captured)
+    assert drawn() == first
+    assert training.rngs == inspect.signature(enable).parameters["rng"].default == names
+
+
+def test_a_generator_without_a_seed_counts_only_when_a_script_draws_from_it() -> None:
+    """When two jobs have another state of numpy's generator, then their digests are equal until one
+    of them draws from it, also in a replacement process."""
+    training = Training(chunks=(nn.Linear(2, 2),), optimizer=None, scheduler=None, data=None)
+    numpy.random.seed(1)
+    state = RankLocalState(training)
+    captured, digests = state.capture(closing=True), pack(state.digestible())
+    numpy.random.seed(2)
+    other = RankLocalState(training)
+    assert pack(other.digestible()) == digests
+    other.rollback(captured)
+    assert pack(other.digestible()) == digests
+    numpy.random.rand()
+    assert pack(other.digestible()) != digests
