@@ -223,6 +223,7 @@ def test_a_group_that_aborts_itself_lets_no_rank_update(
     assert all(i["faults"][0]["kind"] != "corruption" for i in outcome.incidents)
 
 
+@pytest.mark.soak
 def test_an_aborted_evaluation_is_called_again(tmp_path: Path, calm: Calm) -> None:
     """When a rank is killed before it contributes to the loss of an evaluation, then no
     function that is called after it gets a part of the loss: the evaluation is called again."""
@@ -246,6 +247,7 @@ def test_an_exception_because_of_an_aborted_collective_is_no_bug_of_the_script(
     assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
 
 
+@pytest.mark.soak
 def test_a_rank_that_left_its_loop_does_not_wait_for_its_device(tmp_path: Path, calm: Calm) -> None:
     """When a rank has left its loop by an exception while its device waits for a killed rank, then
     it gets free before it puts back its running statistics, and all other processes are kept."""

@@ -57,6 +57,7 @@ def test_a_script_that_keeps_its_state_is_identical(
     assert f"with a rank killed in {phases} phases" in output
 
 
+@pytest.mark.soak
 def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> None:
     """When a loss depends on numbers that tft does not keep, then the output names the first step
     that differs, the killed rank and the kind of difference. Each phase is judged by itself, and

@@ -8,6 +8,7 @@ from tests.e2e.jobs import Outcome, identical
 from tests.mindspore.conftest import train
 
 
+@pytest.mark.soak
 def test_flipped_bit_is_found_and_undone(tmp_path: Path, calm: Outcome) -> None:
     """When a bit flips in a parameter of one rank of four, then the rank is named, all ranks go back
     to a checkpoint from before the flip, and the job ends as the undisturbed one."""
