@@ -4,6 +4,8 @@ Copies that are compared while a MindSpore job trains.
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import Outcome, identical
 from tests.mindspore.conftest import train
 
