@@ -1360,7 +1360,7 @@ def test_unread_copy_does_not_count_as_compared() -> None:
     assert job.facts("copies_not_compared") == [
         {"ranks": [2], "step": 3, "why": incident["inexact"][0]}
     ]
-    assert job.machine._job.training.compared == 0
+    assert job.machine._job.training.equal.compared == 0
 
 
 @pytest.mark.parametrize(
@@ -1380,4 +1380,4 @@ def test_unread_copy_is_reported_only_when_another_rank_holds_the_shard(
     job.settle()
     job.train()
     assert [told["ranks"] for told in job.facts("copies_not_compared")] == [[unread]] * news
-    assert job.machine._job.training.compared == (0 if news else steps)
+    assert job.machine._job.training.equal.compared == (0 if news else steps)

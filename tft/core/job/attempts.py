@@ -99,7 +99,8 @@ class Attempts:
         position of the given rank is looked at, because other ranks are at most one step ahead of
         it. If the position of the given rank is unknown, return True.
         """
-        return self.step_of(rank_state) == 0 or rank_state.position.step >= step
+        known = rank_state.repaired and self.step_of(rank_state) != 0
+        return not known or rank_state.position.step >= step
 
     def pollute(self, rank_state: RankState) -> None:
         """

@@ -371,7 +371,7 @@ class Comparison:
         that was recorded then. Otherwise use the last step at which all copies were found equal.
         """
         spread, training = self._job.incident.spread, self._job.training
-        known = training.whole if difference.unsliced else training.compared
+        known = training.equal.whole if difference.unsliced else training.equal.compared
         seen = [step for shard, step in spread.equals if shard == difference.shard]
         return min(seen, default=known)
 

@@ -109,6 +109,8 @@ class Dispatch:
                     and rank_state.process.sender == sender
                 ):
                     self._from_rank(rank_state, message)
+                elif isinstance(message, Faulted):
+                    self._faults.overtaken(message)
             case _:
                 assert_never(message)
 

@@ -11,7 +11,7 @@ from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
 from tft.core.job.refusals import MOST_SKIPS, RefusedStep
 from tft.core.job.state import Job
-from tft.core.job.transitions import State
+from tft.core.job.transitions import SETTLED, State
 from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed, StepNumbers
 
 S = State
@@ -39,11 +39,13 @@ class Faults:
             return
         stopping = job.state in (S.FREEZING, S.CLEARING)
         symptom = message.kind == "network" and stopping and not message.context_lost
-        if symptom:
+        if symptom and not _has_limit(message):
             return
         if message.refused is not None:
             self._refused(message, message.refused)
-        elif not self._known(message):
+        elif self._known(message):
+            self._distrust(rank_state, message)
+        else:
             self._learn(rank_state, message)
         if message.context_lost:
             self._attempts.terminate(rank_state, message.summary, message.kind)
@@ -131,57 +133,90 @@ class Faults:
     def noticed(self, message: Noticed) -> None:
         """
         Handle a fault of a rank that an observer outside the rank has noticed, such as a hang or
-        damaged memory. If nothing can be done about the fault, only log why not.
+        damaged memory. If nothing can be done about the process of the rank, log why not. Even then
+        no rank keeps copies that the message says are wrong.
         """
         job = self._job
         rank_state = job.ranks.states.get(message.rank)
         why_not = self._why_not(rank_state, message.kind)
         if rank_state is None or why_not:
-            return job.tell(
+            job.tell(
                 "notice_not_taken",
                 rank=message.rank,
                 kind=message.kind,
                 evidence=message.evidence,
                 why_not=why_not,
             )
+            if rank_state is not None and message.not_after is not None:
+                self._spread(rank_state, message, message.not_after)
+            return None
+        if message.kind == "straggler" and not _has_limit(message):
+            return self._recovery.takeover.straggles(message)
         step = self._attempts.step_of(rank_state)
+        # for a hang, `terminate` records the fault, and for a node `isolate`
+        if message.kind not in ("hang", "node"):
+            self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.evidence)
         match message.kind:
-            case "straggler":
-                return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                # record only a `process` fault here: for a hang, `terminate` records the fault
-                if message.kind == "process":
-                    self._attempts.fault(
-                        "process", rank_state.rank, step, message.at, message.evidence
-                    )
                 self._attempts.terminate(rank_state, message.evidence, message.kind)
                 job.count(rank_state.rank)
             case "node":
                 self._attempts.isolate(rank_state, message.evidence)
-            case "memory" | "numeric" | "corruption" | "network" | "software":
-                self._attempts.fault(
-                    message.kind, rank_state.rank, step, message.at, message.evidence
-                )
-                self._distrust(rank_state, message)
-                if message.kind == "software":
-                    self._attempts.force(message.evidence)
+            case "software":
+                self._attempts.force(message.evidence)
+            case "straggler" | "memory" | "numeric" | "corruption" | "network":
+                pass
             case _:
                 assert_never(message.kind)
+        self._distrust(rank_state, message)
         return self._recovery.replan()
+
+    def overtaken(self, message: Faulted) -> None:
+        """
+        Handle the report of a process whose end was reported earlier. Its rank is being replaced
+        already. But if the report says that wrong numbers may have spread, no rank keeps the copies
+        that may have them. Ignore the report if its process is not the last one of its rank.
+        """
+        rank_state = self._job.ranks.states.get(message.rank)
+        limits = [] if message.not_after is None else [message.not_after]
+        if message.polluted:
+            limits.append(message.position.step - 1)
+        if rank_state is None or not limits or rank_state.incarnation > message.incarnation + 1:
+            return
+        self._spread(rank_state, message, min(limits))
+
+    def _spread(self, rank_state: RankState, message: Faulted | Noticed, limit: int) -> None:
+        """
+        Let all ranks go back to the end of step `limit` or an earlier one, because of a fault of a
+        process that cannot be acted on any more. Do nothing if training has ended.
+        """
+        job = self._job
+        if job.state in SETTLED:
+            return
+        evidence = message.evidence if isinstance(message, Noticed) else message.summary
+        self._attempts.fault(
+            message.kind, rank_state.rank, self._attempts.step_of(rank_state), message.at, evidence
+        )
+        job.incident.spread.lower(limit)
+        self._recovery.replan()
 
     def differ(self, message: CheckpointFailed) -> None:
         """
         Handle a periodic checkpoint that was not completed because the copies of a shard differed.
         Add a `corruption` fault for each rank that the message names because of its wrong copy. If
-        it names no rank, add one fault without a rank. Ignore the message if whole copies were
-        found equal at the same step or a later one. All copies are compared again when all ranks
-        have left their loops.
+        it names no rank, add one fault without a rank. Ignore the message if the copies of all
+        holders were found equal, or were judged, at the same step or a later one. All copies are
+        compared again when all ranks have left their loops.
         """
         training = self._job.training
-        if message.step <= training.whole:
+        if message.step <= training.equal.judged:
             return
-        sliced = not message.unsliced and training.compared < message.step
-        equal = training.compared if sliced else training.whole
+        sliced = not message.unsliced and training.equal.compared < message.step
+        equal = training.equal.compared if sliced else training.equal.whole
+        if equal >= message.step:
+            # the copies are equal since an incident in which a holder was lost: the ranks that have
+            # taken the lost rank's place have fetched the copies of the others
+            equal = training.equal.judged
         self._job.tell(
             "checkpoint_differs", step=message.step, wrong=list(message.wrong), why=message.why
         )
@@ -204,6 +239,8 @@ class Faults:
         """
         if rank_state is None or rank_state.rank not in self._job.ranks.members:
             return "the rank does not take part in training"
+        if self._job.state in SETTLED:
+            return "training has ended"
         if rank_state.process.stage in (ProcessStage.ABSENT, ProcessStage.GONE):
             return "the rank has no process"
         if rank_state.process.terminating:
@@ -228,3 +265,10 @@ class Faults:
         limit = message.not_after
         if limit is not None and self._attempts.may_be_later(rank_state, limit):
             self._job.incident.spread.lower(limit)
+
+
+def _has_limit(message: Faulted | Noticed) -> bool:
+    """
+    Return True if the message says that wrong numbers may have spread to other ranks.
+    """
+    return message.polluted or message.not_after is not None

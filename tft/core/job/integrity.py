@@ -30,7 +30,7 @@ class Integrity:
         """
         training = self._job.training
         training.sliced = True
-        training.compared = max(training.compared, event.step)
+        training.equal.compared = max(training.equal.compared, event.step)
 
     def differed(self, event: SlicesDiffered) -> None:
         """
@@ -41,7 +41,11 @@ class Integrity:
         training.sliced = True
         # `event.sound` is the last step at which this slice was equal on all ranks. If all copies
         # were found equal at a later step, for example at a periodic checkpoint, use that step
-        equal = training.compared if event.sound < training.compared < event.step else event.sound
+        equal = (
+            training.equal.compared
+            if event.sound < training.equal.compared < event.step
+            else event.sound
+        )
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
             wrong=list(event.wrong), sound=equal,

@@ -199,7 +199,7 @@ class Machine:
         """
         The newest step at whose end all copies of each shard are known to have been equal.
         """
-        return self._job.training.compared
+        return self._job.training.equal.compared
 
     @property
     def certified(self) -> int | None:

@@ -412,14 +412,22 @@ class Restart:
         if not job.ranks.whole:
             job.training.repaired = True
         if not unread or step == 0:
-            job.training.compared = job.training.whole = step
+            job.training.equal.returned(step, judged=self._all_judged())
             job.training.forget_unlike(step)
             return
-        job.training.compared = min(job.training.compared, step)
-        job.training.whole = min(job.training.whole, step)
+        job.training.equal.limit(step)
         why = not_compared(unread)
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
+
+    def _all_judged(self) -> bool:
+        """
+        Return True if no holder of a shard was lost before its copy was compared in the incident,
+        or if the incident has found wrong copies.
+        """
+        job = self._job
+        fetched = any(job.ranks.states[r].holdings.fetched for r in self._comparison.sharing())
+        return not fetched or any(fault.kind == "corruption" for fault in job.incident.faults)
 
     def _called_again(self) -> bool:
         """

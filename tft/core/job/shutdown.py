@@ -9,7 +9,7 @@ from tft.core.job.facts import note_early
 from tft.core.job.incident import LastCheckpoint
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
-from tft.core.plan.coverage import covered_step
+from tft.core.plan.coverage import covered_step, sound
 from tft.core.plan.plan import EXIT
 from tft.core.plan.savers import SavePlan, plan_save, savers
 from tft.core.plan.standing import Standing, Standings
@@ -114,9 +114,10 @@ class Shutdown:
 
     def replan(self) -> None:
         """
-        Plan the last checkpoint again if the plan needs a process that is lost.
+        Plan the last checkpoint again if the plan needs a process that is lost, or a copy that a
+        fault has touched since.
         """
-        if self._misses_somebody():
+        if self._misses_somebody() or self._writes_wrong():
             self.dump()
 
     def _misses_somebody(self) -> bool:
@@ -135,6 +136,25 @@ class Shutdown:
         return not all(
             state.able and state.incarnation == asked[state.rank]
             for state in (job.ranks.states[rank] for rank in needed)
+        )
+
+    def _writes_wrong(self) -> bool:
+        """
+        Return True if a fault has touched a copy that a rank writes to the last checkpoint, as long
+        as the checkpoint is not being committed.
+        """
+        job, plan = self._job, self._job.incident.last_checkpoint.plan
+        if plan is None or "commit" in job.incident.tasks:
+            return False
+        standings, ceiling = self._standings(), job.incident.spread.ceiling
+        groups = job.ranks.topology().groups
+        return any(
+            rank
+            not in {
+                each.rank for each in sound(shard, groups[shard], standings, plan.step, ceiling)
+            }
+            for rank, shards in plan.shards.items()
+            for shard in shards
         )
 
     def _save(self, plan: SavePlan) -> None:

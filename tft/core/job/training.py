@@ -41,6 +41,47 @@ class Rollbacks:
 
 
 @dataclass(slots=True, kw_only=True)
+class Equal:
+    """
+    The last steps at whose ends the copies of each shard were found equal.
+    """
+
+    compared: int
+    """The last step at whose end the copies of each shard were found equal, either slice by slice
+    or as a whole. Copies of later steps may differ."""
+    whole: int
+    """The last step at whose end the whole copies of each shard were found equal. Whole copies
+    include module buffers; slices do not."""
+    judged: int
+    """The last step at whose end the copies of all holders of each shard were compared, without one
+    that was lost before, and were equal or were repaired."""
+
+    def reach(self, step: int) -> None:
+        """
+        Record that the whole copies of all holders were equal at the end of `step`.
+        """
+        self.whole = max(self.whole, step)
+        self.judged = max(self.judged, step)
+        self.compared = max(self.compared, step)
+
+    def returned(self, step: int, *, judged: bool) -> None:
+        """
+        Record that all ranks have returned to the end of `step`, with equal copies. `judged` is
+        True if the copies of all holders were compared before that.
+        """
+        self.compared = self.whole = step
+        self.judged = step if judged else min(self.judged, step)
+
+    def limit(self, step: int) -> None:
+        """
+        Record that copies of steps later than `step` count as not compared.
+        """
+        self.compared = min(self.compared, step)
+        self.whole = min(self.whole, step)
+        self.judged = min(self.judged, step)
+
+
+@dataclass(slots=True, kw_only=True)
 class Training:
     """
     How far the training of the job has come, and what is known about equal copies of shards.
@@ -50,12 +91,8 @@ class Training:
     """The step from whose end the job was started. 0: the job was not started from a checkpoint."""
     last_step: int
     """The highest step that any rank has completed."""
-    compared: int
-    """The last step at whose end the copies of each shard were found equal, either slice by slice
-    or as a whole. Copies of later steps may differ."""
-    whole: int
-    """The last step at whose end the whole copies of each shard were found equal. Whole copies
-    include module buffers; slices do not."""
+    equal: Equal
+    """Until which steps the copies of each shard were found equal."""
     sliced: bool = False
     """True if the ranks digest a slice of their copies of shards in every step, so that the copies
     are compared while the job trains."""
@@ -91,7 +128,9 @@ class Training:
         Return the facts about training at the start of the job that `origin` describes.
         """
         first = 0 if origin.resume is None else origin.resume[1]
-        return cls(first=first, last_step=first, compared=first, whole=first)
+        return cls(
+            first=first, last_step=first, equal=Equal(compared=first, whole=first, judged=first)
+        )
 
     def completed(self, step: int) -> None:
         """
@@ -109,8 +148,7 @@ class Training:
         """
         Record that the whole copies of every shard were equal on all ranks at the end of `step`.
         """
-        self.whole = max(self.whole, step)
-        self.compared = max(self.compared, step)
+        self.equal.reach(step)
         self.forget_unlike(step)
 
     def forget_unlike(self, step: int) -> None:

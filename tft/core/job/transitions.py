@@ -140,7 +140,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Exited": {**FAULTS, S.EXITING: R.TAKE, S.ENDED: R.TAKE},
     "NodeLost": {**FAULTS, S.EXITING: R.TAKE},
     "Faulted": FAULTS,
-    "Noticed": FAULTS,
+    "Noticed": {**FAULTS, S.EXITING: R.TAKE},
     "Answered": _HEARD,
     "Trained": _KEPT,
     "Finished": _KEPT,
