@@ -13,8 +13,10 @@ from typing import Any
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from tft.errors import UsageError
+from tft_pytorch.replicas import set_groups
 from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 
 _TAKEN = frozenset(
@@ -54,6 +56,48 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
                 f"the object {part} must have the methods state_dict() and load_state_dict(), "
                 f"which a {type(stranger).__name__} does not have"
             )
+
+
+def load(other: Any, state: State) -> None:  # Any: the user's own object may have any type
+    """
+    Put `state`, which the `state_dict` of an object like `other` has returned, into `other`.
+
+    The state of an optimizer of torch is set directly. Its `load_state_dict` would convert the state
+    to the type of the parameters. It would also copy tensors in parameter groups, which a scheduler
+    or another optimizer may share.
+    """
+    if not set_directly(other):
+        other.load_state_dict(state)
+        return
+    parameters = [p for group in other.param_groups for p in group["params"]]
+    other.state.clear()
+    for key, values in state["state"].items():
+        # torch gives the parameters numbers. A key of another type is in the state as it is
+        other.state[parameters[key] if type(key) is int else key] = values
+    set_groups(other.param_groups, state["param_groups"])
+
+
+def set_directly(other: object) -> bool:
+    """
+    Return whether `other` is an optimizer whose state is set without its `load_state_dict`. This is
+    so if nothing but the methods of torch's class `Optimizer` reads and writes the state.
+    """
+    if not isinstance(other, Optimizer):
+        return False
+    own = vars(other).keys() & {"state_dict", "load_state_dict"}
+    hooks = (
+        other._optimizer_state_dict_pre_hooks,
+        other._optimizer_state_dict_post_hooks,
+        other._optimizer_load_state_dict_pre_hooks,
+        other._optimizer_load_state_dict_post_hooks,
+    )
+    kind = type(other)
+    return (
+        kind.state_dict is Optimizer.state_dict
+        and kind.load_state_dict is Optimizer.load_state_dict
+        and not own
+        and not any(hooks)
+    )
 
 
 def forget_stages(others: Mapping[str, Any]) -> None:  # Any: the objects may have any type

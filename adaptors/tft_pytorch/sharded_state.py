@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Made
-from tft_pytorch.auxiliary_state import check_others, divided, joined, mapped
+from tft_pytorch.auxiliary_state import check_others, divided, joined, load, mapped
 from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
@@ -400,7 +400,7 @@ class Parts:
 
         mapped(fresh, name, note)
         parts = [put_together(part.others[name], known) for part in held if name in part.others]
-        other.load_state_dict(mapped(joined(parts, fresh), name, whole))
+        load(other, mapped(joined(parts, fresh), name, whole))
 
     def _others(self) -> dict[str, Any]:  # Any: the user's own objects may have any type
         scheduler = self.made.scheduler

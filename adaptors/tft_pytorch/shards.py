@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from tft.errors import OrderRefused
 from tft.spi import pack
+from tft_pytorch.auxiliary_state import load
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.extra import SUFFIX
 from tft_pytorch.names import (
@@ -184,7 +185,7 @@ class Shard:
             expect(put_together(told["optimizer"], tensors), dict, "the optimizer's state")
         )
         for name, other in self.others.items():
-            other.load_state_dict(put_together(told["others"][name], tensors))
+            load(other, put_together(told["others"][name], tensors))
         if self._wrappers is not None:
             self._wrappers.restore(told["layouts"])
 

@@ -1,0 +1,138 @@
+"""
+The objects that are kept in addition to model and optimizer (`others`): what another process gets of
+them, and what a checkpoint and a copy in host memory give back.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.state_store import StateStore
+from torch import nn
+
+from tests.adaptors.test_state import move
+
+
+class Masters(torch.optim.Optimizer):
+    """
+    An optimizer that keeps 32-bit masters of 16-bit parameters in its state.
+    """
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # Any: as in torch
+        """
+        Update the masters, and round the parameters from them.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter]
+                if not kept:
+                    kept["master"] = parameter.detach().float().clone()
+                kept["master"].add_(parameter.grad.float(), alpha=-group["lr"])
+                parameter.copy_(kept["master"])
+
+
+class Job:
+    """
+    A model with two optimizers. The second one is among `others`.
+    """
+
+    def __init__(self, seed: int, make: Callable[["Job"], torch.optim.Optimizer]) -> None:
+        torch.manual_seed(seed)
+        self.low, self.high = nn.Linear(4, 4).to(torch.bfloat16), nn.Linear(4, 4)
+        self.rate = torch.tensor(0.1)
+        self.optimizer = torch.optim.AdamW(self.high.parameters(), lr=self.rate)
+        self.second = make(self)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        self.state: StateStore = adopt(
+            {
+                "model": nn.ModuleDict({"low": self.low, "high": self.high}),
+                "optimizer": self.optimizer,
+                "scheduler": self.scheduler,
+                "others": {"second": self.second},
+            },
+            None,
+        )
+
+    def train(self, steps: int) -> None:
+        """
+        Train with the same batches in each job.
+        """
+        for step in range(steps):
+            batch = torch.full((2, 4), 0.37 * (step + 1))
+            self.high(self.low(batch.bfloat16()).float()).square().mean().backward()
+            self.optimizer.step()
+            self.second.step()
+            self.scheduler.step()
+            self.state.capture(closing=True)
+            self.optimizer.zero_grad()
+            self.second.zero_grad()
+
+
+def masters(job: Job) -> torch.optim.Optimizer:
+    """
+    Return an optimizer whose state has another type than its parameters.
+    """
+    return Masters(job.low.parameters(), lr=0.1)
+
+
+def sharing(job: Job) -> torch.optim.Optimizer:
+    """
+    Return an optimizer that shares the learning rate of the first one.
+    """
+    return torch.optim.AdamW(job.low.parameters(), lr=job.rate, foreach=False)
+
+
+def fetched(giver: Job, taker: Job, directory: Path) -> None:
+    """
+    Move the state as it is sent from rank to rank.
+    """
+    move(giver.state, taker.state)
+
+
+def loaded(giver: Job, taker: Job, directory: Path) -> None:
+    """
+    Move the state by a checkpoint.
+    """
+    giver.state.save(directory, "dense")
+    taker.state.load(directory, "dense")
+
+
+def restored(giver: Job, taker: Job, directory: Path) -> None:
+    """
+    Move the state by a checkpoint, and go back to a copy of it in host memory two steps later.
+    """
+    loaded(giver, taker, directory)
+    state = taker.state
+    wait = state.backups.keep(3, state.in_use, state.devices, sound=3, copies=2)
+    if wait is not None:
+        wait()
+    taker.train(2)
+    state.restore(3)
+
+
+@pytest.mark.parametrize("make", [masters, sharing])
+@pytest.mark.parametrize("moved", [fetched, loaded, restored])
+def test_second_optimizer_is_given_back_bit_for_bit(
+    make: Callable[[Job], torch.optim.Optimizer],
+    moved: Callable[[Job, Job, Path], None],
+    tmp_path: Path,
+) -> None:
+    """When an optimizer among `others` has state of another type than its parameters, or shares its
+    learning rate with the first optimizer, then another process gets all of it unchanged. The
+    states stay equal in the steps after that."""
+    giver, taker = Job(1, make), Job(2, make)
+    giver.train(3)
+
+    moved(giver, taker, tmp_path)
+
+    assert taker.state.digests() == giver.state.digests()
+    for each in (giver, taker):
+        each.train(3)
+    assert taker.state.digests() == giver.state.digests()
