@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Made
-from tft_pytorch.auxiliary_state import check_others
+from tft_pytorch.auxiliary_state import check_lasting, check_others
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.device import Devices, devices_of, unusable
 from tft_pytorch.names import named_tensors, parameter_names
@@ -206,6 +206,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects may
             "the optimizer given to session.adopt must be a torch.optim.Optimizer, not a "
             f"{type(optimizer).__name__}"
         )
+    check_lasting(optimizer)
     if any(isinstance(module, DDP) for module in model.modules()):
         raise UsageError(
             "the model given to session.adopt must be the model without DDP: build the DDP in the "

@@ -8,7 +8,7 @@ divides the state of the `others` among these shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -24,6 +24,9 @@ _TAKEN = frozenset(
 )
 """Names that a user's object cannot have, because checkpoints and digests use these names for other
 parts of the state."""
+
+_HOOKS = ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
+"""The kinds of hooks that change what an optimizer of torch saves and loads."""
 
 State = Any
 """The value that the `state_dict` method of an object returns. The type is Any, because each class
@@ -56,6 +59,23 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
                 f"the object {part} must have the methods state_dict() and load_state_dict(), "
                 f"which a {type(stranger).__name__} does not have"
             )
+        if set_directly(stranger):
+            check_lasting(stranger)
+
+
+def check_lasting(optimizer: Optimizer) -> None:
+    """
+    Raise `UsageError` if `optimizer` gathers its state, or its parameter groups, anew each time they
+    are read. State that is put into such an optimizer would be lost.
+    """
+    groups = zip(optimizer.param_groups, optimizer.param_groups, strict=True)
+    if optimizer.state is not optimizer.state or any(one is not other for one, other in groups):
+        kind = type(optimizer).__name__
+        raise UsageError(
+            f"the optimizer {kind} gathers its state or its parameter groups anew each time they are "
+            "read, so state that tft puts into it would be lost: hand over one of the optimizers "
+            f"of which {kind} consists, and put the others among `others`"
+        )
 
 
 def load(other: Any, state: State) -> None:  # Any: the user's own object may have any type
@@ -77,7 +97,7 @@ def load(other: Any, state: State) -> None:  # Any: the user's own object may ha
     set_groups(other.param_groups, state["param_groups"])
 
 
-def set_directly(other: object) -> bool:
+def set_directly(other: object) -> TypeGuard[Optimizer]:
     """
     Return whether `other` is an optimizer whose state is set without its `load_state_dict`. This is
     so if nothing but the methods of torch's class `Optimizer` reads and writes the state.
@@ -85,12 +105,8 @@ def set_directly(other: object) -> bool:
     if not isinstance(other, Optimizer):
         return False
     own = vars(other).keys() & {"state_dict", "load_state_dict"}
-    hooks = (
-        other._optimizer_state_dict_pre_hooks,
-        other._optimizer_state_dict_post_hooks,
-        other._optimizer_load_state_dict_pre_hooks,
-        other._optimizer_load_state_dict_post_hooks,
-    )
+    # a subclass that does not call torch's constructor has no hooks
+    hooks = [getattr(other, f"_optimizer_{name}_hooks", None) for name in _HOOKS]
     kind = type(other)
     return (
         kind.state_dict is Optimizer.state_dict

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Made
-from tft_pytorch.auxiliary_state import check_others, divided, joined, load, mapped
+from tft_pytorch.auxiliary_state import check_lasting, check_others, divided, joined, load, mapped
 from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
@@ -465,6 +465,7 @@ def _check(made: Made) -> None:
             "cannot keep here: have parameters of 32 bits, and let FSDP2's MixedPrecisionPolicy "
             "compute in 16 bits"
         )
+    check_lasting(made.optimizer)
     check_others(made.others, {"scheduler": made.scheduler})
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):

@@ -14,6 +14,7 @@ from tft_pytorch.state_store import StateStore
 from torch import nn
 
 from tests.adaptors.test_state import move
+from tft.errors import UsageError
 
 
 class Masters(torch.optim.Optimizer):
@@ -36,6 +37,29 @@ class Masters(torch.optim.Optimizer):
                     kept["master"] = parameter.detach().float().clone()
                 kept["master"].add_(parameter.grad.float(), alpha=-group["lr"])
                 parameter.copy_(kept["master"])
+
+
+class Chained(torch.optim.Optimizer):
+    """
+    An optimizer that steps other optimizers, and reads its state and groups from them.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[Any]:  # type: ignore[override]  # Any: as in torch
+        """
+        Return the groups of all parts.
+        """
+        return [group for each in self.parts for group in each.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]  # Any: as in torch
+        """
+        Return the state of all parts.
+        """
+        return {key: kept for each in self.parts for key, kept in each.state.items()}
 
 
 class Job:
@@ -136,3 +160,17 @@ def test_second_optimizer_is_given_back_bit_for_bit(
     for each in (giver, taker):
         each.train(3)
     assert taker.state.digests() == giver.state.digests()
+
+
+@pytest.mark.parametrize("among_others", [True, False])
+def test_optimizer_that_cannot_be_given_state_is_refused(among_others: bool) -> None:
+    """When an optimizer gathers its state from other optimizers each time, then `adopt` refuses it,
+    as the optimizer and among `others`."""
+    model = nn.Linear(4, 4)
+    parts = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    chained = Chained(*parts)
+    given: dict[str, Any] = {"model": model, "optimizer": chained}
+    if among_others:
+        given = {"model": model, "optimizer": parts[0], "others": {"both": chained}}
+    with pytest.raises(UsageError, match=r"Chained gathers its state .* anew .* among `others`"):
+        adopt(given, None)
