@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft_pytorch import step_numbers
-from tft_pytorch.auxiliary_state import forget_stages
+from tft_pytorch.auxiliary_state import forget_stages, set_directly
 from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
+from tft_pytorch.given_back import given, refuse_changed
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
@@ -368,6 +369,10 @@ class StateStore:
         built = self._maker.build(self._kept)
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
+            present = self._maker.contents(self._kept)
+            for shard, kept in self._kept.items():
+                content = given(kept.meta(), kept.tensors, ())
+                refuse_changed(content, present[shard], new_keys=True)
         self._kept = {}
         # do not count the change of all buffers by DDP's constructor as a change by a forward pass
         self._local_state.running.rest()
@@ -500,7 +505,8 @@ class StateStore:
 
         self._refuse_other(shard)
         self._wait_for_readers()
-        self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
+        found = load(directory, shard, lambda meta: self._maker.room(shard, meta))
+        self._settle_exactly(shard, *found, new_keys=True)
         self._local_state.modes.forget()
 
     def beside(self, shard: str) -> bytes:
@@ -550,9 +556,27 @@ class StateStore:
         Restore the state at the end of `step` from its copy in host memory. Raises `OrderRefused`
         if there is no such copy, or if the copy does not fit the user's objects.
         """
-        self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
+        settle = partial(self._settle_exactly, new_keys=False)
+        self.backups.put_back(step, self._maker.shards(), self._maker.room, settle)
         self._local_state.statistics.fetched(foreign=False)
         self._local_state.modes.forget()
+
+    def _settle_exactly(
+        self, shard: str, meta: bytes, tensors: Mapping[str, Tensor], *, new_keys: bool
+    ) -> None:
+        """
+        Put content that comes from no other rank into use. Raises `OrderRefused` if an object does
+        not have the content afterwards. No comparison with other ranks would find that, because all
+        ranks do the same.
+        """
+        made = self._maker.made
+        if not self._maker.lasting or made is None:
+            self._settle(shard, meta, tensors)  # `rebuild` puts it into the objects
+            return
+        loading = {name for name, each in others_of(made).items() if not set_directly(each)}
+        content = given(meta, tensors, loading)
+        self._settle(shard, meta, tensors)
+        refuse_changed(content, self.content(shard), new_keys=new_keys)
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         content = self._maker.settle(shard, meta, tensors)

@@ -25,7 +25,8 @@ Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Pla
 _Shape = TypeVar("_Shape")
 
 _SCALARS = (bool, int, float, str, bytes)
-_MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+"""The types of dicts, by their names in the plain form."""
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
     defaultdict: "dict",  # the function that makes default values (default_factory) is not sent
@@ -107,8 +108,8 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
         return tensors[content]
     if kind == "tuple" and isinstance(content, list):
         return tuple(put_together(item, tensors) for item in content)
-    if kind in _MAPS and isinstance(content, list):
-        made: dict[object, object] = _MAPS[kind]()
+    if kind in MAPS and isinstance(content, list):
+        made: dict[object, object] = MAPS[kind]()
         for key, value in content:
             made[put_together(key, tensors)] = put_together(value, tensors)
         return made

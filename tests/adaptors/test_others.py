@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tft_pytorch import Made
 from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.state_store import StateStore
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
+from tests.adaptors.test_made import alone
 from tests.adaptors.test_state import move
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 
 
 class Masters(torch.optim.Optimizer):
@@ -60,6 +64,32 @@ class Chained(torch.optim.Optimizer):
         Return the state of all parts.
         """
         return {key: kept for each in self.parts for key, kept in each.state.items()}
+
+
+class Average:
+    """
+    A moving average that does not give back what its `state_dict` gave, in one of two ways.
+    """
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.value = torch.tensor([0.123456789])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """
+        Return the average.
+        """
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """
+        Take the average.
+        """
+        if self.way == "rounds":
+            self.value = state["value"].bfloat16().float()
+        elif self.way == "overwrites":
+            self.value.zero_()
+            self.value.add_(state["value"])
 
 
 class Job:
@@ -174,3 +204,60 @@ def test_optimizer_that_cannot_be_given_state_is_refused(among_others: bool) -> 
         given = {"model": model, "optimizer": parts[0], "others": {"both": chained}}
     with pytest.raises(UsageError, match=r"Chained gathers its state .* anew .* among `others`"):
         adopt(given, None)
+
+
+@pytest.mark.parametrize("way", ["rounds", "overwrites"])
+def test_object_that_does_not_give_back_its_state_is_refused(way: str, tmp_path: Path) -> None:
+    """When an object rounds its state while it loads it, or destroys its own tensor, then neither a
+    checkpoint nor a copy in host memory is taken, and the message names the object and the part."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = Average(way)
+    state = adopt({"model": model, "optimizer": optimizer, "others": {"average": average}}, None)
+    why = r"the object average does not have .*: average\.value differs\. .*load_state_dict"
+
+    state.save(tmp_path, "dense")
+    with pytest.raises(OrderRefused, match=why):
+        state.load(tmp_path, "dense")
+    average.value = torch.tensor([0.123456789])
+    wait = state.backups.keep(1, state.in_use, state.devices, sound=1, copies=2)
+    assert wait is not None
+    wait()
+    with pytest.raises(OrderRefused, match=why):
+        state.restore(1)
+
+
+@pytest.mark.parametrize("lossy", [True, False])
+def test_objects_of_a_factory_are_given_their_state_exactly(lossy: bool) -> None:
+    """When a factory makes the objects anew, then an optimizer among `others` has its state as
+    before, bit for bit. An object that rounds its state is refused."""
+    made: list[Masters] = []
+
+    def make() -> Made:
+        model = nn.Linear(4, 4).to(torch.bfloat16)
+        made.append(Masters(model.parameters(), lr=0.1))
+        others = {"second": made[-1]} | ({"average": Average("rounds")} if lossy else {})
+        wrapped = DDP(model)
+        return Made(
+            model=wrapped, optimizer=torch.optim.SGD(model.parameters(), lr=0), others=others
+        )
+
+    state = adopt_make({"make": make}, None)
+    state.shards(0, 1)
+    with alone():
+        built = state.rebuild()
+        state.rollback(state.capture())
+        built.model(torch.full((2, 4), 0.37, dtype=torch.bfloat16)).sum().backward()
+        made[-1].step()
+        state.capture(closing=True)
+        before = state.digests()["second"]
+        del built
+        state.clear()
+    with alone():
+        if lossy:
+            with pytest.raises(OrderRefused, match="object average does not have the state"):
+                state.rebuild()
+        else:
+            state.rebuild()
+            assert state.digests()["second"] == before
+        state.clear()

@@ -1,0 +1,152 @@
+"""
+Checks that the user's objects have the state that was put into them.
+
+The method `load_state_dict` of an object may not give back what `state_dict` gave. If all ranks load
+the same checkpoint, they are all wrong alike, and a comparison of the ranks finds nothing. So each
+rank compares its state with the content that it has loaded.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import xxhash
+from torch import Tensor
+
+from tft.errors import OrderRefused
+from tft.spi import pack, unpack
+from tft_pytorch.memory import readable
+from tft_pytorch.shard_content import ShardContent
+from tft_pytorch.trees import MAPS, Plain, expect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """
+    The content of a shard that is about to be put into the user's objects.
+    """
+
+    meta: bytes
+    """The packed description of the shard."""
+    tensors: Mapping[str, Tensor]
+    sums: Mapping[str, int]
+    """Digests of those tensors that an object may change while it loads them, by name."""
+
+
+def given(meta: bytes, tensors: Mapping[str, Tensor], loading: Collection[str]) -> Given:
+    """
+    Note the content of a shard before it is put into the user's objects. `loading` are the names of
+    the objects whose own `load_state_dict` is called. Only their tensors are read, because such an
+    object may get its own tensors back, and change them.
+    """
+    read = {name: each for name, each in tensors.items() if name.partition(".")[0] in loading}
+    return Given(
+        meta=meta, tensors=tensors, sums={name: _sum(name, each) for name, each in read.items()}
+    )
+
+
+def refuse_changed(content: Given, now: ShardContent, *, new_keys: bool) -> None:
+    """
+    Raise `OrderRefused` if `now`, the present content of a shard, is not the `content` that was put
+    into the user's objects. Parameters and buffers are not compared.
+
+    A tensor that is still in the memory of the given tensor is not read. If `new_keys` is True, dicts
+    may have further keys now: another version of an object may have more attributes than the version
+    that saved its state.
+    """
+    told = expect(unpack(content.meta), dict, "the description of a shard")
+    comparison = _Comparison(content, now.tensors, new_keys=new_keys)
+    where = comparison.difference(told["optimizer"], now.optimizer, "optim")
+    if where is not None:
+        raise OrderRefused(
+            f"the optimizer does not have the state that was put into it: {where} differs"
+        )
+    for name, tree in told["others"].items():
+        where = comparison.difference(tree, now.others.get(name), name)
+        if where is not None:
+            raise OrderRefused(
+                f"the object {name} does not have the state that was put into it: {where} "
+                f"differs. The method load_state_dict of {name} must give back exactly what its "
+                "state_dict gave, with the same types of tensors"
+            )
+
+
+class _Comparison:
+    """
+    Compares trees (nested containers) in their plain form, and the tensors in them.
+    """
+
+    def __init__(self, content: Given, now: Mapping[str, Tensor], *, new_keys: bool) -> None:
+        self._content = content
+        self._now = now
+        self._new_keys = new_keys
+        self._names: dict[str, str] = {}
+        self._back: dict[str, str] = {}
+
+    def difference(self, there: Plain, here: Plain, name: str) -> str | None:
+        """
+        Return the name of the first place at which the trees differ, or None. The order of the keys
+        of dicts does not matter, nor does the type of a dict or a list.
+        """
+        own, other = _entries(there), _entries(here)
+        if own is not None and other is not None:
+            new = other.keys() - own.keys()
+            if own.keys() - other.keys() or (new and not (self._new_keys and _is_map(here))):
+                return name
+            found = (
+                self.difference(value, other[key][1], f"{name}.{called!s}")
+                for key, (called, value) in own.items()
+            )
+            return next((each for each in found if each is not None), None)
+        tensors = _tensor(there), _tensor(here)
+        if tensors[0] is not None and tensors[1] is not None:
+            return None if self._same(tensors[0], tensors[1]) else name
+        return None if type(there) is type(here) and pack(there) == pack(here) else name
+
+    def _same(self, there: str, here: str) -> bool:
+        # two tensors must not have become one, nor one tensor two
+        if (
+            self._names.setdefault(there, here) != here
+            or self._back.setdefault(here, there) != there
+        ):
+            return False
+        one, other = self._content.tensors[there], self._now[here]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        known = self._content.sums.get(there)
+        if known is not None:
+            return known == _sum(here, other)
+        place = (one.device, one.data_ptr(), one.stride())
+        return place == (other.device, other.data_ptr(), other.stride()) or _sum(
+            there, one
+        ) == _sum(here, other)
+
+
+def _sum(name: str, tensor: Tensor) -> int:
+    return xxhash.xxh3_128_intdigest(readable(name, tensor).view)
+
+
+def _tensor(plain: Plain) -> str | None:
+    found = plain.get("tensor") if isinstance(plain, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _is_map(plain: Plain) -> bool:
+    return isinstance(plain, dict) and not plain.keys().isdisjoint(MAPS)
+
+
+def _entries(plain: Plain) -> dict[bytes, tuple[Plain, Plain]] | None:
+    """
+    Return the entries of a dict, list or tuple, each as a key and a value, by the packed key. The
+    keys of a list are its indices. Return None if `plain` is another value.
+    """
+    content = plain
+    if isinstance(plain, dict):
+        [(kind, content)] = plain.items()
+        if kind in MAPS and isinstance(content, list):
+            pairs = [expect(pair, list, "an entry of a dict") for pair in content]
+            return {pack(key): (key, value) for key, value in pairs}
+        if kind != "tuple":
+            return None
+    if not isinstance(content, list):
+        return None
+    return {pack(at): (at, value) for at, value in enumerate(content)}
