@@ -28,6 +28,7 @@ from tft_pytorch.given_back import given, refuse_changed
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
+from tft_pytorch.overlaps import Overlaps
 from tft_pytorch.part_digests import digest, model_part, shard_parts, slice_content
 from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
@@ -167,7 +168,9 @@ class StateStore:
         self._maker = maker
         self._wrappers = maker.wrappers
         self._local_state = RankLocalState(nn.Module(), data, rngs)
-        self._rehearsal = Rehearsal(self._describe)
+        self._rehearsal = Rehearsal(
+            lambda: self._overlaps.refuse_new(self._describe(), self._optimizers())
+        )
         self._settings = Settings()
         self._trained = Trained()
         self._contributions = Contributions()
@@ -178,15 +181,27 @@ class StateStore:
         exist."""
         self._awaited: dict[str, Awaited] = {}
         self._unchanged = Unchanged()
+        self._overlaps = Overlaps()
         if maker.made is not None:
-            self._describe()
+            self._overlaps.known(self._describe(), self._optimizers())
             self._watch(maker.made)
         pack(self._local_state.digestible())
 
-    def _describe(self) -> None:
-        for content in self._contents(self._maker.shards()).values():
+    def _describe(self) -> dict[str, Tensor]:
+        contents = self._contents(self._maker.shards()).values()
+        for content in contents:
             refuse_unmovable(content.tensors)
             content.meta()
+        return {name: tensor for each in contents for name, tensor in each.tensors.items()}
+
+    def _optimizers(self) -> set[str]:
+        """
+        Return the first words of the names of tensors that belong to an optimizer whose state is set
+        directly.
+        """
+        made = self._maker.made
+        others = {} if made is None else others_of(made)
+        return {"optim"} | {name for name, each in others.items() if set_directly(each)}
 
     def _watch(self, made: Made) -> None:
         parameters = named_parameters(made.model)

@@ -138,6 +138,74 @@ class Caching(torch.optim.SGD):
         return super().step(closure)
 
 
+class Flat(torch.optim.SGD):
+    """
+    An optimizer whose velocities are views of one flat tensor. It makes them in its first step, or
+    when it is made.
+    """
+
+    def __init__(self, params: Any, *, early: bool = False, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        if early:
+            self.make()
+
+    def make(self) -> None:
+        """
+        Make the flat tensor and the velocities.
+        """
+        [group] = self.param_groups
+        group["flat"] = torch.zeros(sum(p.numel() for p in group["params"]))
+        parts = group["flat"].split([p.numel() for p in group["params"]])
+        for parameter, part in zip(group["params"], parts, strict=True):
+            self.state[parameter]["velocity"] = part.view_as(parameter)
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Change all velocities at once, and apply them to the parameters.
+        """
+        if not self.state:
+            self.make()
+        [group] = self.param_groups
+        group["flat"].mul_(0.9)
+        for parameter in group["params"]:
+            velocity = self.state[parameter]["velocity"]
+            parameter.data.sub_(velocity.add_(parameter.grad))
+
+
+class Views(torch.optim.SGD):
+    """
+    An optimizer whose state has tensors that have a storage or memory in common, but no element that
+    two of them can change.
+    """
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Make the views, and apply the step of SGD.
+        """
+        if not self.state:
+            [group] = self.param_groups
+            count = len(group["params"])
+            rows, columns = torch.zeros(count, 3), torch.zeros(3, count)
+            shared = torch.zeros(2)
+            for at, parameter in enumerate(group["params"]):
+                self.state[parameter].update(row=rows[at], column=columns[:, at], shared=shared)
+        return super().step(closure)
+
+
+class Writing(torch.optim.SGD):
+    """
+    An optimizer that keeps the memory of its parameters as masters.
+    """
+
+    def step(self, closure: Any = None) -> Any:  # Any: as in torch
+        """
+        Note the memory of each parameter, and change it.
+        """
+        for parameter in self.param_groups[0]["params"]:
+            master = self.state[parameter].setdefault("master", parameter.data)
+            master.sub_(parameter.grad)
+
+
 def adopted(
     make: Callable[..., torch.optim.Optimizer], **parts: Any
 ) -> tuple[StateStore, Callable[[], None]]:
@@ -174,6 +242,8 @@ def adopted(
             r"CountingSteps keeps state in its attributes, .* get: steps\. Keep this state",
         ),
         (Drawing, r"Drawing keeps state in its attributes, .* get: generator\."),
+        (Flat, r"flat and optim\.state\.bias\.velocity share memory, .* two separate tensors: "),
+        (Writing, r"model\.bias and optim\.state\.bias\.master share memory"),
     ],
 )
 def test_optimizer_with_hidden_state_is_refused_after_its_first_step(
@@ -217,12 +287,24 @@ def test_optimizer_attribute_that_is_handed_over_is_accepted() -> None:
     assert state.digests()["steps"] != before
 
 
-@pytest.mark.parametrize("make", [*OPTIMIZERS, Caching], ids=lambda each: each.__name__)
+class FlatFirst(Flat):
+    """
+    An optimizer whose flat tensor is made with the optimizer.
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, early=True, **settings)
+
+
+@pytest.mark.parametrize(
+    "make", [*OPTIMIZERS, Caching, FlatFirst, Views], ids=lambda each: each.__name__
+)
 def test_optimizers_that_keep_all_in_their_state_are_accepted(
     make: Callable[..., torch.optim.Optimizer],
 ) -> None:
     """When an optimizer keeps everything in its state, as torch's own optimizers do, or creates
-    something only once, then training continues for 9 steps."""
+    something only once, or has views that another process has too, then training continues for 9
+    steps."""
     _, step = adopted(
         make, scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     )

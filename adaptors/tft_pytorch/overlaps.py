@@ -1,0 +1,129 @@
+"""
+Finds tensors of an optimizer's state that share memory with other tensors.
+
+Each tensor is sent by itself. Another process gets separate tensors, and a change of one of them
+would no longer change the other.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tft.errors import UsageError
+
+_PLAIN = (Tensor, nn.Parameter)
+Pair = tuple[str, str]
+"""The names of two tensors, in the order of the alphabet."""
+
+
+class Overlaps:
+    """
+    Refuses overlaps that came into being after the script has made its objects. Those that the
+    script has made itself are also in the objects of another process, which are filled in place.
+    """
+
+    def __init__(self) -> None:
+        self._known: frozenset[Pair] = frozenset()
+
+    def known(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
+        """
+        Note the overlaps among `tensors`, the state as the script has handed it over, by name.
+        """
+        self._known = frozenset(overlapping(tensors, optimizers))
+
+    def refuse_new(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
+        """
+        Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, and did not
+        do so at first.
+        """
+        for one, other in sorted(overlapping(tensors, optimizers)):
+            if (one, other) not in self._known:
+                raise UsageError(
+                    f"the tensors {one} and {other} share memory, and another process would get two "
+                    "separate tensors: keep one of the two only, or make both when the optimizer is "
+                    "made"
+                )
+
+
+def overlapping(tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> Iterator[Pair]:
+    """
+    Yield the names of each two tensors that have elements in the same memory, if one of the two
+    belongs to an optimizer. `optimizers` are the first words of the names of such tensors.
+    """
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
+        for name, tensor in tensors.items()
+        if type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.numel()
+        if not tensor.is_meta
+    )
+    chunks: list[dict[str, Tensor]] = []
+    device, reach = "", 0
+    for place, start, end, name in spans:
+        if place != device or start >= reach:
+            chunks.append({})
+            device, reach = place, 0
+        chunks[-1][name] = tensors[name]
+        reach = max(reach, end)
+
+    def belongs(name: str) -> bool:
+        return name.partition(".")[0] in optimizers
+
+    for chunk in chunks:
+        if len(chunk) > 1 and any(map(belongs, chunk)):
+            yield from (
+                (min(pair), max(pair)) for pair in _touching(chunk) if any(map(belongs, pair))
+            )
+
+
+def _touching(tensors: Mapping[str, Tensor]) -> Iterator[Pair]:
+    """
+    Yield the overlaps of tensors that are in one piece of memory. Tensors between the elements of
+    which other tensors have theirs, such as the columns of a matrix, do not overlap.
+    """
+    first = min(tensor.data_ptr() for tensor in tensors.values())
+    dense = all(map(_dense, tensors.values()))
+    size = max(tensor.data_ptr() + _extent(tensor) for tensor in tensors.values()) - first
+    taken = torch.zeros(0 if dense else size, dtype=torch.bool)
+    seen: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = None if dense else _bytes(taken, tensor, first)
+        if place is None or place.any():
+            yield from ((other, name) for other, known in seen.items() if _touch(known, tensor))
+        if place is not None:
+            place.fill_(True)
+        seen[name] = tensor
+
+
+def _touch(one: Tensor, other: Tensor) -> bool:
+    first = min(one.data_ptr(), other.data_ptr())
+    ends = [tensor.data_ptr() + _extent(tensor) for tensor in (one, other)]
+    if min(ends) <= max(one.data_ptr(), other.data_ptr()):
+        return False
+    if _dense(one) and _dense(other):
+        return True
+    taken = torch.zeros(max(ends) - first, dtype=torch.bool)
+    _bytes(taken, one, first).fill_(True)
+    return bool(_bytes(taken, other, first).any())
+
+
+def _dense(tensor: Tensor) -> bool:
+    return _extent(tensor) == tensor.numel() * tensor.element_size()
+
+
+def _bytes(memory: Tensor, tensor: Tensor, first: int) -> Tensor:
+    """
+    Return a view of `memory`, which has one element for each byte from the address `first`. The view
+    has the elements for the bytes of `tensor`.
+    """
+    size = tensor.element_size()
+    strides = [each * size for each in tensor.stride()]
+    return memory.as_strided((*tensor.shape, size), (*strides, 1), tensor.data_ptr() - first)
+
+
+def _extent(tensor: Tensor) -> int:
+    """
+    Return the number of bytes from the first to the last element of the tensor.
+    """
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
