@@ -61,7 +61,12 @@ class Disassembly:
             return tree  # type: ignore[return-value]  # the condition above checks the type
         if isinstance(tree, torch.Tensor):
             known = self._names.setdefault(id(tree), name)
-            self.tensors[known] = tree
+            if self.tensors.setdefault(known, tree) is not tree:
+                raise UsageError(
+                    f"two tensors have the name {known}, so one would be lost on the way to another "
+                    "process or a checkpoint: some keys of dicts are different only with their types "
+                    "(1 and '1'), or have dots (a.b, and b in a)"
+                )
             return {"tensor": known}
         if isinstance(tree, numpy.generic):
             return self.take_apart(tree.item(), name)

@@ -369,6 +369,23 @@ def test_shared_tensor_stays_shared_after_packing() -> None:
     assert scheduler["last"] is rate
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"fast": {"a": torch.ones(1)}, "fast.a": torch.zeros(1)},
+        {1: torch.ones(1), "1": torch.zeros(1)},
+        {torch.ones(1): 1, torch.zeros(1): 2},
+    ],
+)
+def test_two_tensors_of_one_name_are_refused(tree: Any) -> None:
+    """When the keys of dicts give two tensors the same name, then the state is refused, since one
+    tensor would take the place of the other. One tensor may have two such places."""
+    with pytest.raises(UsageError, match=r"two tensors have the name ema.*\(1 and '1'\)"):
+        Disassembly().take_apart(tree, "ema")
+    one = torch.ones(1)
+    Disassembly().take_apart({1: one, "1": one}, "ema")
+
+
 @pytest.mark.parametrize("plain", [{"a": 1, "b": 2}, {"set": []}, {"tensor": "gone"}, {}])
 def test_data_that_is_not_packed_state_is_refused(plain: object) -> None:
     """When bytes are not the result of packing a state, then they are refused as malformed."""
