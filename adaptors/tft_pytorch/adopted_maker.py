@@ -108,7 +108,9 @@ class AdoptedMaker:
         return {shard: self._shards[shard].content() for shard in shards}
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
-        return self._shards[shard].written()
+        from tft_pytorch.checkpoints import with_all  # this import takes 1 s
+
+        return with_all(content.tensors, self._shards[shard].written())
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
         # every rank has the whole model, so the shards in `contents` are not needed

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint._traverse import traverse_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -57,6 +58,19 @@ def stage(
     """
     copy = copied(content)
     return lambda directory: write(directory, shard, meta, copy)
+
+
+def with_all(
+    tensors: Mapping[str, Tensor],
+    content: Mapping[str, Any],  # Any: a checkpoint may hold values of any type
+) -> dict[str, Any]:
+    """
+    Return `content` with those of `tensors` added that torch would not store by their names. torch
+    stores a tuple as one object, also if it has tensors.
+    """
+    stored: set[str] = set()
+    traverse_state_dict(dict(content), lambda path, _: stored.add(".".join(map(str, path))))
+    return {**content, **{name: t for name, t in tensors.items() if name not in stored}}
 
 
 def write(

@@ -16,6 +16,8 @@ from tft_pytorch.memory import readable, writable
 from tft_pytorch.state_store import StateStore
 from tft_pytorch.trees import Disassembly, put_together
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adaptors.ranks import Batches, Net, Recipe, make_optimizer
@@ -153,6 +155,52 @@ def test_every_kind_of_tensor_is_saved(tmp_path: Path) -> None:
     other.load(tmp_path, "dense")
 
     assert one.digests() == other.digests()
+
+
+class Nested:
+    """
+    An object with tensors in tuples.
+    """
+
+    def __init__(self, number: float) -> None:
+        self.kept = {"pair": (torch.tensor(number), 2), "rows": [("a", torch.full((2,), number))]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the tuples.
+        """
+        return self.kept
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Take the tuples.
+        """
+        self.kept = state
+
+
+def test_tensors_in_tuples_are_saved(tmp_path: Path) -> None:
+    """When tensors are in tuples, as betas that are tensors, then a checkpoint can be read, and has
+    them as plain torch finds them, too."""
+
+    def make(number: float) -> StateStore:
+        model = nn.Linear(2, 2)
+        betas = (torch.tensor(number), torch.tensor(0.9))
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=torch.tensor(number), betas=betas, foreach=False
+        )
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        parts = {"model": model, "optimizer": optimizer, "others": {"nested": Nested(number)}}
+        return adopt(parts, None)
+
+    one, other = make(0.5), make(0.25)
+    one.save(tmp_path, "dense")
+    other.load(tmp_path, "dense")
+
+    assert one.digests() == other.digests()
+    plain: dict[str, Any] = {"optim": {"param_groups": [{"betas": (0, 0)}]}}
+    dcp_load(plain, storage_reader=FileSystemReader(tmp_path / "dense"), no_dist=True)
+    assert plain["optim"]["param_groups"][0]["betas"] == (0.5, torch.tensor(0.9))
 
 
 def test_contiguous_tensor_is_read_and_written_without_a_copy() -> None:
