@@ -19,6 +19,7 @@ from tft_lightning.checkpoints import CheckpointLedger, Writer
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
+from tft_lightning.owners import Watched
 from tft_lightning.position import Position
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
@@ -63,6 +64,7 @@ class Driver:
         """
         trainer = self._trainer
         self._kept = KeptAttributes(trainer)
+        self.watched = Watched(trainer.strategy.root_device)
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         fit.run, epoch.run = self.run, self._run_epoch
         epoch._broadcast_sigterm_tensor = lambda: None
@@ -175,7 +177,7 @@ class Driver:
         if not skip:
             fit.reset()
             fit.on_run_start()
-        self._position = Position(self._trainer, self._kept)
+        self._position = Position(self._trainer, self._kept, self.watched)
         self._trainer.strategy.adopt(self._session, self._position)
         place = self._session.export()
         if place is not None:
@@ -320,8 +322,9 @@ class Driver:
         if last is not None and last[0] == self._session.step - 1:
             self._seek(fetcher, number + 1)
             return last[1:]
-        self._seek(fetcher, number)
+        self._seek(fetcher, number, again=True)
         batch, _, _ = next(fetcher)
+        self._reader.was_read_again()
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
@@ -329,9 +332,9 @@ class Driver:
         self._position.batch_read_again()
         return batch, number, state["output"]
 
-    def _seek(self, fetcher: Any, number: int) -> None:
+    def _seek(self, fetcher: Any, number: int, *, again: bool = False) -> None:
         epoch = self._trainer.fit_loop.epoch_loop
-        self._reader.seek(number)
+        self._reader.seek(number, again=again)
         iter(fetcher)
         fetcher.fetched += number
         if fetcher.length is not None:

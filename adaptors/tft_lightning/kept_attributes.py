@@ -3,7 +3,7 @@ The attributes of the user's objects in a Lightning training: the module, its su
 module and the callbacks. Those that Lightning and torch set are left alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -28,6 +28,13 @@ _LATER = frozenset({"forward", "_hparams_initial", "_hparams_name", "_is_full_ba
 
 def _framework(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _FRAMEWORKS
+
+
+def is_native(owner: object) -> bool:
+    """
+    Return True if the class of `owner` is one of a framework.
+    """
+    return _framework(type(owner))
 
 
 def frameworks_own(owner: object) -> frozenset[str]:
@@ -71,6 +78,7 @@ class KeptAttributes:
             for name, each in self._objects.items()
         }
         self._unkept = Unkept(module)
+        self._data: Callable[[], Iterable[tuple[object, Changes, frozenset[str]]]] = tuple
         self._large: set[str] = set()
         """The objects with attributes that have grown too large."""
 
@@ -78,11 +86,16 @@ class KeptAttributes:
         self,
         public: Attributes,
         callbacks: Sequence[tuple[Any, Attributes]],  # Any: Lightning's own types are not visible
+        data: Callable[[], Iterable[tuple[object, Changes, frozenset[str]]]] = tuple,
     ) -> None:
         """
         Look for attributes that are not kept. `public` keeps the other attributes of the module,
-        and those in `callbacks` the attributes of the callbacks.
+        and those in `callbacks` the attributes of the callbacks. `data` returns the objects behind
+        loaders, each with what keeps its attributes, and the names of those to leave alone.
         """
+        self._data = data
+        for owner, changes, but in data():
+            self._unkept.watch(owner, changes.keeps, but)
         for name, each in self._objects.items():
             changes = self._changes[name]
             keeps = _either(changes, public) if name == "module" else changes.keeps
@@ -122,6 +135,10 @@ class KeptAttributes:
                 owner = type(self._objects[name]).__name__
                 session.unkept(f"{owner}.{grown}", sentence(owner, grown))
         self._large.clear()
+        for each, changes, _ in self._data():
+            for grown in changes.grown():
+                owner = type(each).__name__
+                session.unkept(f"{owner}.{grown}", sentence(owner, grown))
         if session.audited:
             for what, told in self._unkept.sentences():
                 session.unkept(what, told)

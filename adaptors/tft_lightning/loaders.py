@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from tft_pytorch.generators import generators, packed, restore, unpacked
+from tft_pytorch.generators import generators, restore
 from tft_pytorch.iterators import loader_like
-from tft_pytorch.owned_generators import Owned
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterableDataset
 
 from tft.errors import UsageError
+from tft_lightning.owners import Owners, Watched
 
 _READER = "_tft_reader"
 """The attribute of a positioned loader that has its reader."""
@@ -27,11 +27,11 @@ _SEEN = (Tensor, bool, int, float, str, bytes, type(None))
 
 
 def positioned(
-    loader: Any, epoch: Callable[[], int]
+    loader: Any, epoch: Callable[[], int], watched: Watched
 ) -> Any:  # Any: DataLoader or what Lightning takes
     """
     Give `loader` a `Reader`, and return it. The loader stays the same object with the same type for
-    `isinstance`. `epoch` returns the present epoch.
+    `isinstance`. `epoch` returns the present epoch. `watched` watches the objects behind it.
 
     Raises `UsageError` if `loader` is no `DataLoader`.
     """
@@ -55,7 +55,7 @@ def positioned(
         loader.__class__ = type(
             kind.__name__, (kind,), {"__module__": kind.__module__, "__iter__": begin}
         )
-        vars(loader)[_READER] = Reader(loader, epoch)
+        vars(loader)[_READER] = Reader(loader, epoch, watched)
     return loader
 
 
@@ -72,55 +72,69 @@ class Reader:
     Reads the batches of one loader, and keeps those that may be needed again.
     """
 
-    def __init__(self, loader: Any, epoch: Callable[[], int]) -> None:
+    def __init__(self, loader: Any, epoch: Callable[[], int], watched: Watched) -> None:
         self.loader = loader
         self._epoch = epoch
         self._live: _Live | None = None
-        self.owned = Owned(loader)
-        self._before: dict[str, bytes] = {}
-        """The states of all random generators before the present iterator was made, and before its
-        first batch was read. A sampler may draw the order of the batches from them."""
+        self.owners = Owners(loader, watched)
+        self._before: dict[str, Any] = {}
+        """What was noted before the present iterator was made, and before its first batch was read.
+        A sampler may draw the order of the batches from the generators."""
         self._loaded: Mapping[str, Any] | None = None
-        """The states of the loader's own generators that were loaded, until an iterator begins."""
-        self._seek: int | None = None
+        """The states that were loaded, until an iterator begins."""
+        self._last: Mapping[str, Any] | None = None
+        """The states behind a batch that is being read again."""
+        self._seek: tuple[int, bool] | None = None
 
     def begin(self, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
         """
         Return an iterator over the batches from the position of the last `seek`, or over the whole
         epoch. `make` makes the loader's own iterator.
         """
-        first, self._seek = self._seek, None
+        (first, again), self._seek = self._seek or (None, False), None
         loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._last = loaded["now"]
+            if first is None:
+                self.owners.put_back(loaded["now"])
+            elif self._reaches(first):
+                # with workers, the sampler is further than the batches, and goes on there
+                self.owners.put_back(loaded["now"], samplers=not self.loader.num_workers)
         if first is None:
-            if loaded is not None:
-                self.owned.restore(loaded)
-            self._before = {"iterator": self.noted()}
+            self._before = {"iterator": self.owners.noted()}
             self._live = _Live(self, make(), 0, self._epoch())
-        elif self._live is None or not self._live.reaches(first, self._epoch()):
+        elif not self._reaches(first):
             self._live = self._rebuilt(first, make)
             if loaded is not None:
                 # the sampler has drawn its numbers again, and the items before are not read again
-                self.owned.restore(loaded, samplers=False)
-        live = self._live
-        return live.batches(first or 0)
+                before = loaded["last"] if again else None
+                self.owners.put_back(before or loaded["now"], samplers=False)
+        assert self._live is not None
+        return self._live.batches(first or 0)
 
-    def noted(self) -> bytes:
+    def _reaches(self, first: int) -> bool:
+        return self._live is not None and self._live.reaches(first, self._epoch())
+
+    def was_read_again(self) -> None:
         """
-        Return the present states of the random generators, and of those that the loader has.
+        Restore what reads items to the state behind the step, because the last batch of the step
+        was read again.
         """
-        return packed(generators(owned=self.owned))
+        if self._last is not None:
+            self.owners.put_back(self._last, samplers=False)
 
     def first_is_read(self) -> None:
         """
-        Note the random state before the first batch of the epoch is read for the first time.
+        Note the state before the first batch of the epoch is read for the first time.
         """
-        self._before.setdefault("first", self.noted())
+        self._before.setdefault("first", self.owners.noted())
 
-    def seek(self, first: int) -> None:
+    def seek(self, first: int, *, again: bool = False) -> None:
         """
-        Let the next iterator begin with batch `first` of the epoch.
+        Let the next iterator begin with batch `first` of the epoch. With `again`, this is the last
+        batch of a step that is complete.
         """
-        self._seek = first
+        self._seek = first, again
 
     def trim(self, first: int) -> None:
         """
@@ -129,18 +143,20 @@ class Reader:
         if self._live is not None:
             self._live.trim(first)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, last: int) -> dict[str, Any]:
         """
-        Return what another process needs to make the same iterator.
+        Return what another process needs to make the same iterator. `last` is the number of the last
+        batch of the step.
         """
-        return {**self._before, "now": self.owned.states()}
+        before = None if self._live is None else self._live.before(last)
+        return {**self._before, "last": before, "now": self.owners.states()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
         Take over the result of `state`.
         """
-        self._before = {name: kept for name, kept in state.items() if name != "now"}
-        self._loaded = state["now"]
+        self._before = {name: kept for name, kept in state.items() if name in ("iterator", "first")}
+        self._loaded = {name: state[name] for name in ("last", "now")}
 
     def _rebuilt(self, first: int, make: Callable[[], Iterator[Batch]]) -> "_Live":
         present = generators()
@@ -156,17 +172,20 @@ class Reader:
         """
         loader, before = self.loader, self._before
         if "iterator" in before:
-            restore(unpacked(before["iterator"]), owned=self.owned)
+            self.owners.restore(before["iterator"])
+        # before the first batch was read, the sampler has drawn nothing
+        first_read = None if loader.num_workers else before.get("first")
         if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             whole = make()
+            if first_read is not None:
+                self.owners.restore(first_read)
             for _ in islice(whole, first):
                 pass
             return whole
         rest = _Rest(loader.batch_sampler, first)
         inner: Iterator[Batch] = iter(loader_like(loader, batch_sampler=rest))
-        # before the first batch was read, the sampler has drawn nothing
-        if not loader.num_workers and "first" in before:
-            restore(unpacked(before["first"]), owned=self.owned)
+        if first_read is not None:
+            self.owners.restore(first_read)
             rest.begin()
         return inner
 
@@ -181,9 +200,9 @@ class _Live:
         self._inner = inner
         self._next = first
         self._epoch = epoch
-        self._kept: dict[int, tuple[Batch, bytes | None, _Seal]] = {}
-        """The batches by their number in the epoch, each with the random states after it was read,
-        and a seal that tells whether it was changed since."""
+        self._kept: dict[int, tuple[Batch, Any, Any, _Seal]] = {}
+        """The batches by their number in the epoch, each with the states before and after it was
+        read, and a seal that tells whether it was changed since."""
 
     def reaches(self, first: int, epoch: int) -> bool:
         """
@@ -193,31 +212,40 @@ class _Live:
             return False
         kept = [self._kept.get(number) for number in range(first, self._next)]
         # a hook or a training_step may have changed a batch, for example replaced its tensors
-        return all(each is not None and each[2].holds(each[0]) for each in kept)
+        return all(each is not None and each[3].holds(each[0]) for each in kept)
 
     def trim(self, first: int) -> None:
         self._kept = {number: kept for number, kept in self._kept.items() if number >= first}
+
+    def before(self, number: int) -> Any:
+        """
+        Return the states of the objects behind the loader before batch `number` was read. None if
+        they are not known.
+        """
+        return self._kept[number][1] if number in self._kept else None
 
     def batches(self, first: int) -> Iterator[Batch]:
         """
         Yield the batches from `first` on.
         """
-        number = first
+        number, owners = first, self._reader.owners
+        # workers read ahead, so what the generators are then says nothing about a batch
+        alone = not self._reader.loader.num_workers
         while True:
             if number in self._kept:
-                batch, states, _ = self._kept[number]
-                if states is not None:
-                    restore(unpacked(states), owned=self._reader.owned)
+                batch, _, after, _ = self._kept[number]
+                if after is not None:
+                    owners.restore(after)
             else:
                 if number == 0:
                     self._reader.first_is_read()
+                before = owners.states() if alone else None
                 try:
                     batch = next(self._inner)
                 except StopIteration:
                     return
-                # workers read ahead, so what the generators are then says nothing about a batch
-                states = None if self._reader.loader.num_workers else self._reader.noted()
-                self._kept[number] = batch, states, _Seal(batch)
+                after = owners.noted() if alone else None
+                self._kept[number] = batch, before, after, _Seal(batch)
                 self._next = number + 1
             number += 1
             yield batch

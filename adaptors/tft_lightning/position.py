@@ -22,9 +22,11 @@ from torch import Tensor
 
 from tft import Session
 from tft.errors import UsageError
+from tft_lightning.evaluations import noted_evaluations, restore_evaluations
 from tft_lightning.kept_attributes import KeptAttributes
-from tft_lightning.loaders import reader_of
+from tft_lightning.loaders import Reader, reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
+from tft_lightning.owners import Watched
 from tft_lightning.results import (
     noted_metrics,
     noted_results,
@@ -49,7 +51,7 @@ class Position:
     The object `data` of `session.adopt`: it notes and restores the rank-local state.
     """
 
-    def __init__(self, trainer: Trainer, kept: KeptAttributes) -> None:
+    def __init__(self, trainer: Trainer, kept: KeptAttributes, watched: Watched) -> None:
         self._trainer = trainer
         self._place = str(trainer.log_dir or "")
         self._module = Attributes(trainer.lightning_module, _MODULE, public=True)
@@ -57,7 +59,11 @@ class Position:
             CallbackState(each) for each in trainer.callbacks if not isinstance(each, ProgressBar)
         ]
         self._kept = kept
-        kept.watch(self._module, [(each.callback, each.attributes) for each in self._callbacks])
+        kept.watch(
+            self._module,
+            [(each.callback, each.attributes) for each in self._callbacks],
+            watched.all,
+        )
         self.output: Any = {}
         """What `training_step` has returned last, in the form in which callbacks get it."""
         self._output: dict[str, Any] = {}
@@ -102,9 +108,14 @@ class Position:
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
             "output": dict(self._output),
-            "loader": reader_of(trainer.fit_loop._combined_loader.flattened[0]).state(),
+            "loader": self._reader.state(loop.batch_idx),
+            "evaluations": noted_evaluations(loop.val_loop),
         }
         return state
+
+    @property
+    def _reader(self) -> Reader:
+        return reader_of(self._trainer.fit_loop._combined_loader.flattened[0])
 
     def report(self, session: Session) -> None:
         """
@@ -136,7 +147,9 @@ class Position:
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"])
-        reader_of(trainer.fit_loop._combined_loader.flattened[0]).load(state["loader"])
+        # these become values of the user's objects later
+        self._reader.load(self._gone_back["loader"])
+        restore_evaluations(loop.val_loop, self._gone_back["evaluations"])
         self._stepping = state["batch"]
         return state
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import tft
 from tft.errors import UsageError
+from tft_lightning import evaluations
 from tft_lightning.agreed import Agreed
 from tft_lightning.checkpoints import CheckpointLedger
 from tft_lightning.driver import Driver
@@ -163,13 +164,17 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def process_dataloader(self, dataloader: object) -> object:
         """
-        Give the training loader a position.
+        Give the training loader a position, and watch the loaders of the validations.
         """
         trainer = self.lightning_module.trainer
-        if self._driver is None or not trainer.training:
+        if self._driver is None or trainer.state.fn != TrainerFn.FITTING:
+            return dataloader
+        watched = self._driver.watched
+        if not trainer.training:
+            evaluations.watch(dataloader, watched)
             return dataloader
         progress = trainer.fit_loop.epoch_progress
-        return positioned(dataloader, lambda: int(progress.current.processed))
+        return positioned(dataloader, lambda: int(progress.current.processed), watched)
 
     def adopt(self, session: tft.Session, position: Position) -> None:
         """

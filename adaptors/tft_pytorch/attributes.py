@@ -4,6 +4,7 @@ Notes and restores the attributes of the user's objects, such as callbacks, that
 """
 
 import ast
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -30,6 +31,7 @@ from tft_pytorch.plain_values import (
 
 LIMIT = 32 * 1024
 """The most bytes of one attribute that are kept. The whole rank-local state has 256 KiB."""
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
 
 def attributes_of(owner: object, but: Collection[str] = ()) -> dict[str, Any]:
@@ -151,6 +153,9 @@ class Changes:
             self._note_start(name, value)
 
     def _note_start(self, name: str, value: Any) -> None:
+        if _has_many_parts(value):
+            self._constant.add(name)
+            return
         try:
             noted = plain(value) if self._watches(name) else None
         except NotPlain:
@@ -250,6 +255,25 @@ class Changes:
             if self._watches(name) and name not in self._left and may_be_plain(value):
                 with suppress(NotPlain):
                     yield name, plain(value)
+
+
+def _has_many_parts(value: object) -> bool:
+    """
+    Return True if the containers in `value` have so many parts that it is large, or a large tensor.
+    A dataset may have a list of millions, or all its items on a device, and to copy them would take
+    long.
+    """
+    waiting, left = [value], LIMIT
+    while waiting:
+        each = waiting.pop()
+        if type(each) is Tensor and each.numel() * each.element_size() > LIMIT:
+            return True
+        if isinstance(each, _CONTAINERS):
+            left -= len(each)
+            if left < 0:
+                return True
+            waiting.extend(each.values() if isinstance(each, dict) else each)
+    return False
 
 
 def _computed(value: object) -> bool:

@@ -26,33 +26,38 @@ class Owned:
     """
 
     # Any: any torch.utils.data.DataLoader
-    def __init__(self, loader: Any, but: tuple[type, ...] = ()) -> None:
+    def __init__(self, loader: Any, but: tuple[type, ...] = (), wrapped: object = None) -> None:
         """
-        Leave out generators of objects whose class is among `but`. Raises `UsageError` if a
-        generator has a state that cannot be read.
+        Leave out generators of objects whose class is among `but`. `wrapped` is a sampler that
+        hides behind one of the loader. Raises `UsageError` if a generator has a state that cannot be
+        read.
         """
         self._but = but
-        self._samplers = _owners(loader, "loader", _SAMPLERS)
+        self.samplers = _owners(loader, "loader", _SAMPLERS)
+        """What decides which items make a batch, by place. The loader is among it."""
+        if wrapped is not None:
+            self.samplers |= _owners(wrapped, "wrapped", _SAMPLERS)
         readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
-        self._readers = {
+        self.readers = {
             place: owner
             for name, start in readers.items()
             for place, owner in _owners(start, name, _READERS).items()
         }
+        """What reads items, by place."""
         self.states()
 
     def states(self) -> dict[str, _State]:
         """
         Return the states of the generators by name.
         """
-        found = self._found({**self._samplers, **self._readers})
+        found = self._found({**self.samplers, **self.readers})
         return {f"{place}.{name}": read(place, each) for place, name, each in found}
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
         """
         Restore the generators to `states`. Those of samplers only if `samplers` is True.
         """
-        owners = {**self._samplers, **self._readers} if samplers else self._readers
+        owners = {**self.samplers, **self.readers} if samplers else self.readers
         present = {(place, name): each for place, name, each in self._found(owners)}
         for place, name in present:
             if f"{place}.{name}" not in states:  # it was made later

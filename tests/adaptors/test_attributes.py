@@ -189,3 +189,23 @@ def test_what_grows_too_large_stays_as_it_is() -> None:
     small = Changes(other, underscored=True)
     other._mean += 1
     assert small.noted(room=4)["left"] == ["_mean"]
+
+
+def test_what_has_very_many_parts_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an object has a container of very many parts, or a large tensor within one, then it counts
+    as constant without a copy of it."""
+    counter: Any = Counter()
+    counter.rows = [[number] for number in range(40_000)]
+    counter.items = {"all": torch.zeros(40_000)}
+    asked: list[object] = []
+
+    def asking(value: Any) -> Any:
+        asked.append(value)
+        return plain(value)
+
+    monkeypatch.setattr("tft_pytorch.attributes.plain", asking)
+    changes = Changes(counter)
+    assert not any(each is counter.rows or each is counter.items for each in asked)
+    assert not changes.keeps("rows")
+    counter.count = 1
+    assert changes.noted()["set"] == {"count": 1}

@@ -322,6 +322,23 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
+class Changing(TensorDataset):
+    """
+    Points that depend on a count and a generator of the dataset.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.reads = 0
+        self.noise = numpy.random.default_rng(5)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """Return a point, changed a little."""
+        self.reads += 1
+        point, kind = (each[index] for each in self.tensors)
+        return point * (1 + 0.01 * (self.reads % 7)) + 0.01 * self.noise.normal(), kind
+
+
 def dataset(count: int, seed: int) -> TensorDataset:
     """
     Return points of eight clouds.
@@ -329,7 +346,8 @@ def dataset(count: int, seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
     kinds = torch.randint(8, (count,), generator=generator)
-    return TensorDataset(centres[kinds] + torch.randn(count, 16, generator=generator), kinds)
+    kind = Changing if args.kinds else TensorDataset
+    return kind(centres[kinds] + torch.randn(count, 16, generator=generator), kinds)
 
 
 def main() -> None:

@@ -3,18 +3,30 @@ A positioned loader goes back to any batch, in the same process or in another on
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from tft_lightning.evaluations import noted_evaluations, restore_evaluations, watch
 from tft_lightning.loaders import _Seal, positioned, reader_of
+from tft_lightning.owners import Watched
 from tft_pytorch.generators import generators, restore
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from tft.errors import UsageError
+
+
+def watched() -> Watched:
+    """
+    Return what watches the objects behind loaders.
+    """
+    return Watched(torch.device("cpu"))
 
 
 class Numbers(Dataset[Any]):
@@ -73,6 +85,46 @@ class Drawing(Dataset[Any]):
         return torch.tensor(index + float(self.own.random()))
 
 
+class Counting(Dataset[Any]):
+    """
+    Numbers, each with how many were read before, and with an epoch that the script sets.
+    """
+
+    def __init__(self) -> None:
+        self.reads, self.epoch = 0, 0
+        self.scale = torch.ones(1)
+        self.recent: deque[int] = deque(maxlen=3)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a number, changed a little."""
+        self.reads += 1
+        self.scale.mul_(0.99)
+        self.recent.append(index)
+        return index + self.scale[0] + self.reads / 64 + self.epoch + sum(self.recent)
+
+
+class Passes:
+    """
+    A batch sampler that counts how often it was begun, as people write it.
+    """
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.passes += 1
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(self.passes)).tolist()
+        yield from (order[at : at + 4] for at in range(0, 24, 4))
+
+
 class Lazy(Sampler[int]):
     """
     Draws each index when it is wanted, from a generator of its own.
@@ -113,6 +165,13 @@ OWN: dict[str, Callable[[], Any]] = {
     ),
     "global": lambda: DataLoader(Numbers(), batch_size=4, sampler=Shuffled()),
     "dataset": lambda: DataLoader(Drawing(), batch_size=4, shuffle=True),
+    "counting": lambda: DataLoader(Counting(), batch_size=4, shuffle=True),
+    "passes": lambda: DataLoader(Numbers(), batch_sampler=Passes()),
+    "wrapped": lambda: DataLoader(
+        Numbers(),
+        batch_size=4,
+        sampler=DistributedSamplerWrapper(Lazy(), num_replicas=1, rank=0, shuffle=False),
+    ),
 }
 
 
@@ -123,7 +182,7 @@ def begun(kind: str, taken: int) -> tuple[Any, Iterator[Any]]:
     random.seed(1)
     numpy.random.seed(2)
     torch.manual_seed(3)
-    loader = positioned(OWN[kind](), lambda: 0)
+    loader = positioned(OWN[kind](), lambda: 0, watched())
     epoch = iter(loader)
     read(islice(epoch, taken))
     return loader, epoch
@@ -135,14 +194,14 @@ def test_a_replacement_draws_as_the_lost_process_would(kind: str, taken: int) ->
     """When a sampler or a dataset draws from a generator of its own, or from Python's and numpy's,
     then a replacement reads the same batches to the end of this epoch and of the next one."""
     first, epoch = begun(kind, taken)
-    state, drawn = reader_of(first).state(), generators()
+    state, drawn = reader_of(first).state(taken - 1), generators()
     rest = read(epoch)
     following = read(first)
 
     numpy.random.seed(99)
     random.seed(99)
     torch.manual_seed(99)
-    other = positioned(OWN[kind](), lambda: 0)
+    other = positioned(OWN[kind](), lambda: 0, watched())
     reader_of(other).load(state)
     restore(drawn)
     reader_of(other).seek(taken)
@@ -157,7 +216,7 @@ def test_a_survivor_draws_as_if_nothing_had_happened(kind: str) -> None:
     for taken in (2, 6):
         loader, epoch = begun(kind, taken)
         reader_of(loader).trim(taken)
-        state, drawn = reader_of(loader).state(), generators()
+        state, drawn = reader_of(loader).state(taken - 1), generators()
         further = epoch if taken < 6 else iter(loader)
         expected = read(islice(further, 2))
 
@@ -169,6 +228,70 @@ def test_a_survivor_draws_as_if_nothing_had_happened(kind: str) -> None:
         assert read(islice(again, 2)) == expected
         rest = read(again)
         assert len(rest) == (6 - taken - 2 if taken < 6 else 4)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "counting", "passes"])
+def test_a_replacement_reads_the_last_batch_again_as_it_was(kind: str) -> None:
+    """When a replacement reads the last batch of the complete step again, then this batch and those
+    behind it are as before, also if a hook has changed the dataset behind the batch."""
+    first, epoch = begun(kind, 2)
+    last = next(epoch)
+    first.dataset.epoch = 5
+    state, drawn = reader_of(first).state(2), generators()
+    rest = read(epoch)
+    following = read(first)
+
+    torch.manual_seed(99)
+    other = positioned(OWN[kind](), lambda: 0, watched())
+    reader_of(other).load(state)
+    restore(drawn)
+    reader_of(other).seek(2, again=True)
+    again = iter(other)
+    assert next(again).equal(last)
+    reader_of(other).was_read_again()
+    assert read(again) == rest
+    assert read(other) == following
+
+
+def test_a_sampler_that_was_read_ahead_goes_on_where_it_is() -> None:
+    """When a worker has made the sampler draw ahead, and a rank goes back, then the sampler does not
+    draw the same numbers again."""
+    loader = positioned(
+        DataLoader(Numbers(), batch_size=4, sampler=Lazy(), num_workers=1), lambda: 0, watched()
+    )
+    expected = read(DataLoader(Numbers(), batch_size=4, sampler=Lazy()))
+    epoch = iter(loader)
+    read(islice(epoch, 2))
+    state = reader_of(loader).state(1)
+    next(epoch)
+    reader_of(loader).load(state)
+    reader_of(loader).seek(2)
+    assert read(iter(loader)) == expected[2:]
+
+
+def test_a_survivor_forgets_what_a_later_hook_has_changed() -> None:
+    """When a hook behind the step has changed the dataset, and the rank goes back to the end of this
+    step, then the dataset is as it was, although no batch is read again."""
+    loader, _ = begun("counting", 2)
+    state = reader_of(loader).state(1)
+    loader.dataset.epoch = 1
+    reader_of(loader).load(state)
+    reader_of(loader).seek(2)
+    iter(loader)
+    assert loader.dataset.epoch == 0
+
+
+def test_what_a_dataset_has_many_of_counts_as_constant() -> None:
+    """When a dataset has a long list, then it is not copied, and a change of it is named."""
+    data = Counting()
+    data.items = [[index] for index in range(200_000)]  # type: ignore[attr-defined]
+    found = watched()
+    reader = reader_of(positioned(DataLoader(data), lambda: 0, found))
+    data.reads = 3
+    assert reader.state(0)["now"]["kept"]["dataset"]["set"] == {"reads": 3}
+    ((_, changes, _),) = found.all()
+    assert not changes.keeps("items")
+    assert changes.keeps("reads")
 
 
 def read(batches: Any) -> list[list[float]]:
@@ -184,13 +307,13 @@ def test_a_replacement_reads_the_rest_of_the_epoch(kind: int, workers: int) -> N
     """When another process takes over the state of a loader in the middle of an epoch, then it reads
     the batches that the first one would have read, also in the next epoch."""
     torch.manual_seed(3)
-    first = positioned(loaders(workers)[kind], lambda: 0)
+    first = positioned(loaders(workers)[kind], lambda: 0, watched())
     whole = iter(first)
     read(islice(whole, 2))
-    state, drawn = reader_of(first).state(), torch.get_rng_state()
+    state, drawn = reader_of(first).state(1), torch.get_rng_state()
     rest, following = read(whole), read(first)
 
-    other = positioned(loaders(workers)[kind], lambda: 0)
+    other = positioned(loaders(workers)[kind], lambda: 0, watched())
     reader_of(other).load(state)
     reader_of(other).seek(2)
     taken = iter(other)
@@ -202,7 +325,7 @@ def test_a_replacement_reads_the_rest_of_the_epoch(kind: int, workers: int) -> N
 def test_a_survivor_reads_kept_batches_again() -> None:
     """When a loader goes back within its epoch, then it serves the batches that it has kept, and
     reads no item again."""
-    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0)
+    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0, watched())
     batches = iter(loader)
     kept = list(islice(batches, 3))
     reader_of(loader).trim(1)
@@ -214,7 +337,7 @@ def test_a_survivor_reads_kept_batches_again() -> None:
 
 def test_a_batch_that_was_changed_in_place_is_read_again() -> None:
     """When a training step has changed a kept batch in place, then the batch is read anew."""
-    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0)
+    loader = positioned(DataLoader(Numbers(), batch_size=4), lambda: 0, watched())
     whole = read(loader)
     reader_of(loader).seek(0)
     first = next(iter(loader))
@@ -245,4 +368,37 @@ def test_seal_of_a_batch_sees_every_change() -> None:
 def test_a_list_of_batches_is_refused() -> None:
     """When the training data are no DataLoader, then this is said."""
     with pytest.raises(UsageError, match="DataLoader"):
-        positioned([1, 2, 3], lambda: 0)
+        positioned([1, 2, 3], lambda: 0, watched())
+
+
+def validated(loader: Any) -> Any:
+    """
+    Return what stands for Lightning's loop of the validations, whose loader is watched.
+    """
+    watch(loader, watched())
+    return SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[loader]))
+
+
+@pytest.mark.parametrize("data", [Drawing, Counting])
+def test_a_validation_that_is_repeated_reads_the_same(data: Any) -> None:
+    """When a validation is interrupted, or is the first one of a replacement that has left out the
+    sanity check, then the dataset draws and counts as it would have in the first process."""
+    first = validated(DataLoader(data(), batch_size=4))
+    (loader,) = first._combined_loader.flattened
+    read(islice(loader, 2))
+    noted = noted_evaluations(first)
+    expected = read(loader)
+    restore_evaluations(first, noted)
+    assert read(loader) == expected
+
+    other = validated(DataLoader(data(), batch_size=4))
+    restore_evaluations(other, noted)
+    assert read(other._combined_loader.flattened[0]) == expected
+
+
+def test_validation_loaders_that_did_not_exist_are_made_anew() -> None:
+    """When the loaders of validations did not exist at the end of the step, then all ranks make them
+    again, together."""
+    loop = validated(DataLoader(Numbers()))
+    restore_evaluations(loop, noted_evaluations(SimpleNamespace(_combined_loader=None)))
+    assert loop._combined_loader is None
