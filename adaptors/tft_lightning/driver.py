@@ -15,6 +15,7 @@ from lightning.pytorch.trainer import call
 
 from tft import Session
 from tft.errors import JobEnded, UsageError
+from tft_lightning import evaluations
 from tft_lightning.checkpoints import CheckpointLedger, Writer
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
@@ -167,6 +168,8 @@ class Driver:
         Run the fit loop: train until all ranks have ended.
         """
         fit = self._trainer.fit_loop
+        if self._session.incarnation > 0:
+            evaluations.set_up(self._trainer)
         fit.setup_data()
         if fit._combined_loader is None or len(fit._combined_loader.flattened) != 1:
             raise UsageError(

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from tft_lightning.evaluations import noted_evaluations, restore_evaluations, watch
+from tft_lightning.evaluations import noted_evaluations, restore_evaluations, set_up, watch
 from tft_lightning.loaders import _Seal, positioned, reader_of
 from tft_lightning.owners import Watched
 from tft_pytorch.generators import generators, restore
@@ -396,9 +396,46 @@ def test_a_validation_that_is_repeated_reads_the_same(data: Any) -> None:
     assert read(other._combined_loader.flattened[0]) == expected
 
 
+def test_workers_that_stay_draw_their_number_once() -> None:
+    """When the iterator of a validation loader with workers that stay was made before the step, then
+    a replacement makes it without drawing a number. When it was made behind the step, then it is
+    made again, and draws again."""
+
+    def loop() -> Any:
+        return validated(
+            DataLoader(Numbers(), batch_size=4, num_workers=1, persistent_workers=True)
+        )
+
+    first, other = loop(), loop()
+    unmade = noted_evaluations(first)
+    expected = read(first._combined_loader.flattened[0])
+    drawn = torch.get_rng_state()
+    restore_evaluations(other, noted_evaluations(first))
+    assert read(other._combined_loader.flattened[0]) == expected
+    assert torch.get_rng_state().equal(drawn)
+    restore_evaluations(other, unmade)
+    assert read(other._combined_loader.flattened[0]) == expected
+    assert not torch.get_rng_state().equal(drawn)
+
+
 def test_validation_loaders_that_did_not_exist_are_made_anew() -> None:
     """When the loaders of validations did not exist at the end of the step, then all ranks make them
     again, together."""
     loop = validated(DataLoader(Numbers()))
     restore_evaluations(loop, noted_evaluations(SimpleNamespace(_combined_loader=None)))
     assert loop._combined_loader is None
+
+
+def test_a_replacement_makes_the_loaders_for_validation_at_once() -> None:
+    """When a replacement begins, then it makes these loaders before training, also if it validates
+    much later. A training without validation has none."""
+    trainer: Any = SimpleNamespace(enable_validation=True, training=False, validating=False)
+    asked: list[bool] = []
+    loop = SimpleNamespace(setup_data=lambda: asked.append(trainer.validating))
+    trainer.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=loop))
+    set_up(trainer)
+    assert asked == [True]
+    assert trainer.training
+    trainer.enable_validation = False
+    set_up(trainer)
+    assert asked == [True]
