@@ -13,7 +13,7 @@ from tft_pytorch.attributes import LIMIT, Attributes, Changes, set_by
 from tft_pytorch.plain_values import size_of
 from tft_pytorch.unkept import Keeps, Unkept, sentence
 from torch import nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from tft import Session
 
@@ -59,11 +59,23 @@ def _set_by_frameworks(kind: type) -> frozenset[str]:
     return frozenset(found - {"_hparams"})  # the script may change these
 
 
+def _left_alone(owner: Any) -> frozenset[str]:
+    """
+    Return the names of the attributes of `owner` that are not kept, or in other ways. Of a metric
+    these are its states and what the class `Metric` sets.
+    """
+    if isinstance(owner, MetricCollection):
+        return frozenset(vars(nn.Module()))
+    if isinstance(owner, Metric):
+        return frozenset(vars(nn.Module())) | set_by(Metric) | frozenset(owner._defaults)
+    return frameworks_own(owner)
+
+
 class KeptAttributes:
     """
-    Keeps the changes of three kinds of attributes: those of the module that begin with an
-    underscore, those of its submodules, and those of the data module. Finds the attributes that
-    change and cannot be kept.
+    Keeps the changes of four kinds of attributes: those of the module that begin with an
+    underscore, those of its submodules, those of its metrics that are no states, and those of the
+    data module. Finds the attributes that change and cannot be kept.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -74,7 +86,7 @@ class KeptAttributes:
         self._device = module.device
         self._objects = dict(_objects(trainer))
         self._changes = {
-            name: Changes(each, frameworks_own(each), underscored=each is module)
+            name: Changes(each, _left_alone(each), underscored=each is module)
             for name, each in self._objects.items()
         }
         self._unkept = Unkept(module)
@@ -99,7 +111,7 @@ class KeptAttributes:
         for name, each in self._objects.items():
             changes = self._changes[name]
             keeps = _either(changes, public) if name == "module" else changes.keeps
-            self._unkept.watch(each, keeps, frameworks_own(each))
+            self._unkept.watch(each, keeps, _left_alone(each))
         for callback, attributes in callbacks:
             if not _framework(type(callback)):
                 self._unkept.watch(callback, attributes.keeps, frameworks_own(callback))
@@ -150,8 +162,8 @@ def _either(underscored: Changes, public: Attributes) -> Keeps:
 
 def _objects(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     """
-    Yield the module, its submodules of the user's classes, and the data module. Metrics are kept as
-    a whole.
+    Yield the module, its submodules of the user's classes, its metrics, and the data module. Other
+    parts of metrics are left out.
     """
     module = trainer.lightning_module
     yield "module", module
@@ -159,7 +171,8 @@ def _objects(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         id(part) for each in module.modules() if isinstance(each, Metric) for part in each.modules()
     }
     for name, each in module.named_modules():
-        if each is not module and id(each) not in metrics and not _framework(type(each)):
+        known = id(each) in metrics or _framework(type(each))
+        if each is not module and (not known or isinstance(each, Metric | MetricCollection)):
             yield f"module.{name}", each
     if trainer.datamodule is not None:
         yield "data", trainer.datamodule

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from torchmetrics import MetricTracker
 
 from tft.errors import UsageError
 
@@ -42,6 +43,11 @@ def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
             "the LightningModule has automatic_optimization=False, so its training_step changes "
             "the state where tft cannot see it: use automatic optimization, or write the loop by "
             "hand"
+        )
+    if any(isinstance(each, MetricTracker) for each in trainer.lightning_module.modules()):
+        raise UsageError(
+            "the LightningModule has a MetricTracker, which adds a metric to the module in each "
+            "increment, and a replacement process would not have them: log the values with self.log"
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise UsageError(

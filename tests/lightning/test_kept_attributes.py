@@ -2,6 +2,7 @@
 Which attributes of the user's objects are kept, and that those of Lightning are left alone.
 """
 
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tft_lightning.kept_attributes import KeptAttributes, frameworks_own
+from tft_lightning.results import noted_metrics, restore_metrics
 from tft_pytorch.attributes import Attributes
+from tft_pytorch.plain_values import placed
 from torch import nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, MetricCollection
+from torchmetrics.aggregation import RunningMean
+from torchmetrics.wrappers import MinMaxMetric
 
 
 class Block(nn.Module):
@@ -110,6 +115,47 @@ def test_changes_are_put_back_and_lightnings_own_are_left_alone() -> None:
     assert (module.hparams.rate, module._current_fx_name) == (0.1, "training_step")
     elsewhere.put_back({"data": noted["data"]})
     assert other.datamodule.served == 2
+
+
+class Measured(LightningModule):  # type: ignore[misc]  # it has no types here
+    """
+    A module with metrics that keep more than their states.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = RunningMean(window=2)
+        self.best = MinMaxMetric(MeanMetric())
+        self.both = MetricCollection([MeanSquaredError(), MeanAbsoluteError()])
+
+    def see(self, value: float) -> list[float]:
+        """Update the metrics, and return what they compute."""
+        self.running.update(torch.tensor(value))
+        self.best.update(torch.tensor(value))
+        self.both.update(torch.tensor([value]), torch.tensor([1.0]))
+        best = self.best.compute()
+        self.best._base_metric.reset()
+        return [
+            float(each)
+            for each in (self.running.compute(), best["min"], *self.both.compute().values())
+        ]
+
+
+def test_wrappers_and_collections_of_metrics_go_on_in_another_process() -> None:
+    """When metrics keep counts and values beside their states, then a replacement goes on with
+    them, and a survivor goes back to them."""
+    trainer, other = (SimpleNamespace(lightning_module=Measured(), datamodule=None) for _ in "ab")
+    kept, elsewhere = KeptAttributes(trainer), KeptAttributes(other)
+    assert kept.noted() == {}
+    for value in (3.0, 1.0, 5.0):
+        trainer.lightning_module.see(value)
+    state = deepcopy((kept.noted(), noted_metrics(trainer.lightning_module)))
+    expected = [trainer.lightning_module.see(value) for value in (7.0, 2.0)]
+    for again, module in ((elsewhere, other), (kept, trainer)):
+        noted, metrics = placed(deepcopy(state), torch.device("cpu"))
+        again.put_back(noted)
+        restore_metrics(module.lightning_module, metrics)
+        assert [module.lightning_module.see(value) for value in (7.0, 2.0)] == expected
 
 
 def test_only_attributes_of_the_user_are_reported() -> None:

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning, StochasticWeightAver
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tft_lightning.refusals import refuse_unsupported
 from tft_lightning.versions import LIGHTNING
+from torchmetrics import MeanMetric, MetricTracker
 
 from tft.errors import UsageError
 
@@ -18,7 +19,10 @@ def trainer(**changed: Any) -> Any:
     """
     Return the settings of a trainer that is not refused, with some changes.
     """
-    module = SimpleNamespace(automatic_optimization=changed.pop("automatic_optimization", True))
+    parts = changed.pop("parts", [])
+    module = SimpleNamespace(
+        automatic_optimization=changed.pop("automatic_optimization", True), modules=lambda: parts
+    )
     settings: dict[str, Any] = {
         "reload_dataloaders_every_n_epochs": 0,
         "_val_check_time_interval": None,
@@ -54,6 +58,7 @@ def test_a_usual_trainer_is_not_refused() -> None:
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, {}, "StochasticWeightAveraging"),
         ({"callbacks": [Timer()]}, {}, "Timer"),
         ({"callbacks": [BackboneFinetuning()]}, {}, "BackboneFinetuning"),
+        ({"parts": [MetricTracker(MeanMetric(), maximize=False)]}, {}, "MetricTracker"),
         ({}, {"_checkpoint_io": AsyncCheckpointIO()}, "AsyncCheckpointIO"),
         ({}, {"_ddp_kwargs": {"static_graph": True}}, "static_graph"),
         ({}, {"_model_averaging_period": 4}, "model_averaging_period"),
