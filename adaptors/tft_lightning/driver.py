@@ -17,6 +17,7 @@ from tft import Session
 from tft.errors import JobEnded, UsageError
 from tft_lightning import evaluations
 from tft_lightning.checkpoints import CheckpointLedger, Writer
+from tft_lightning.hook_changes import HookChanges
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
@@ -72,6 +73,7 @@ class Driver:
         trainer._signal_connector.register_signal_handlers = lambda: None
         plugin = trainer.precision_plugin
         native = plugin._after_closure
+        changes = HookChanges(self._session, trainer)
 
         def after_closure(*args: Any, **kwargs: Any) -> None:
             if self._opened:
@@ -80,7 +82,8 @@ class Driver:
                     "LBFGS does: its all-reduces would stand in the update window. Use an "
                     "optimizer that computes it once"
                 )
-            native(*args, **kwargs)
+            with changes.seen():
+                native(*args, **kwargs)
             self._session.open_window()
             self._opened = True
 

@@ -1,0 +1,56 @@
+"""
+Finds a hook `on_before_optimizer_step` that changes parameters. It runs before the update window,
+because it may have collectives, such as those of `self.log(..., sync_dist=True)`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from tft_pytorch.part_digests import digest
+
+from tft import Session
+
+Trainer = Any  # Lightning's own types are not visible to mypy here
+
+_HOOK = "on_before_optimizer_step"
+_SENTENCE = (
+    f"the hook {_HOOK} changes parameters, and it runs before the update window of the step: after an "
+    "incident that interrupts the step behind the change, it is applied a second time. Change "
+    "parameters in the window, with optimizer.register_step_post_hook"
+)
+
+
+class HookChanges:
+    """
+    Compares the parameters before and behind the hook, in audited steps.
+    """
+
+    def __init__(self, session: Session, trainer: Trainer) -> None:
+        self._session = session
+        self._trainer = trainer
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """
+        Report the hook if it changes parameters within the `with` block.
+        """
+        if not self._session.audited or not self._is_there():
+            yield
+            return
+        before = self._parameters()
+        yield
+        if self._parameters() != before:
+            self._session.unkept(_HOOK, _SENTENCE)
+
+    def _is_there(self) -> bool:
+        trainer = self._trainer
+        module = trainer.lightning_module
+        return is_overridden(_HOOK, module) or any(
+            is_overridden(_HOOK, each) for each in trainer.callbacks
+        )
+
+    def _parameters(self) -> str:
+        named = self._trainer.lightning_module.named_parameters()
+        return digest(None, {name: each.detach() for name, each in named})
