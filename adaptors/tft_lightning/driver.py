@@ -21,6 +21,7 @@ from tft_lightning.hook_changes import HookChanges
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import reader_of
 from tft_lightning.logs import LogLedger
+from tft_lightning.outputs import PartialOutput
 from tft_lightning.owners import Watched
 from tft_lightning.position import Position
 
@@ -336,7 +337,8 @@ class Driver:
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         assert self._position is not None
         self._position.batch_read_again()
-        return batch, number, state["output"]
+        output, left_out = state["output"], state["left_out"]
+        return batch, number, PartialOutput(output, left_out) if left_out else output
 
     def _seek(self, fetcher: Any, number: int, *, again: bool = False) -> None:
         epoch = self._trainer.fit_loop.epoch_loop

@@ -68,6 +68,8 @@ class Position:
         """What `training_step` has returned last, in the form in which callbacks get it."""
         self._output: dict[str, Any] = {}
         """The part of `output` that is kept for a replacement process."""
+        self._left_out: list[Any] = []
+        """The names of the rest of `output`."""
         self._stepping = False
         """True from the first optimizer step on: the state is then the one behind a batch."""
         self.pending: dict[str, Any] | None = None
@@ -90,6 +92,7 @@ class Position:
                 noted = plain(value)
                 if size_of(noted) <= LIMIT:
                     self._output[name] = noted
+        self._left_out = [name for name in self.output if name not in self._output]
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -108,6 +111,7 @@ class Position:
             "results": noted_results(loop._results),
             "metrics": noted_metrics(module),
             "output": dict(self._output),
+            "left_out": self._left_out,
             "loader": self._reader.state(loop.batch_idx),
             "evaluations": noted_evaluations(loop.val_loop),
         }

@@ -1,0 +1,82 @@
+"""
+What `training_step` has returned in the last step that is complete, as a replacement process has it.
+"""
+
+from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any
+
+from tft_pytorch.attributes import LIMIT
+
+from tft.errors import UsageError
+
+
+class PartialOutput(dict[Any, Any]):
+    """
+    A part of what `training_step` has returned. A question for something that was left out raises
+    `UsageError`, also through `get` and `in`, so that no callback takes it for absent.
+    """
+
+    def __init__(self, kept: Mapping[Any, Any], left_out: Collection[Any]) -> None:
+        super().__init__(kept)
+        self._left_out = left_out
+
+    def _check(self, name: Any) -> None:
+        if name in self._left_out:
+            raise UsageError(
+                f"outputs[{name!r}] of the last complete step is not there in a process that has taken "
+                f"the place of another one, because it has more than {LIMIT // 1024} KiB or is no plain "
+                "value: compute in training_step what the callback needs of it, and return that"
+            )
+
+    def __missing__(self, name: Any) -> Any:
+        self._check(name)
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._check(name)
+        return super().__contains__(name)
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """
+        Return the part `name`, and `default` if there was none.
+        """
+        self._check(name)
+        return super().get(name, default)
+
+    def pop(self, name: Any, *default: Any) -> Any:
+        """
+        Remove the part `name`, and return it.
+        """
+        self._check(name)
+        return super().pop(name, *default)
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._left_out)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        yield from self._left_out
+
+    def keys(self) -> Any:  # Any: not the type that a dict has
+        """
+        Return all names.
+        """
+        return KeysView(self)
+
+    def values(self) -> Any:  # Any: as above
+        """
+        Return all values. To read one that was left out raises `UsageError`.
+        """
+        return ValuesView(self)
+
+    def items(self) -> Any:  # Any: as above
+        """
+        Return all names with their values. To read one that was left out raises `UsageError`.
+        """
+        return ItemsView(self)
+
+    def copy(self) -> dict[Any, Any]:
+        """
+        Return a dict with all parts.
+        """
+        return dict(self.items())
