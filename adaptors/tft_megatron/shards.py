@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from tft_pytorch.auxiliary_state import load
 from tft_pytorch.backups import ShardInUse
 from tft_pytorch.memory import Awaited, offered
 from tft_pytorch.tensor_holders import named_after
@@ -135,7 +136,7 @@ class Rest:
             # to the present step count
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
-            other.load_state_dict(content["others"][name])
+            load(other, content["others"][name])
 
 
 def _unowned(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
