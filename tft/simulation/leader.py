@@ -253,6 +253,8 @@ class Leader:
         )
         if isinstance(report, Faulted) and report.polluted and self._speaks(report):
             known.append(report.position.step - 1)
+        if isinstance(report, Noticed) and self.machine.state not in SETTLED:
+            known.append(report.not_after)
         if any(ceiling is not None and ceiling < stage.pollution.step for ceiling in known):
             stage.pollution.known, stage.pollution.learnt = True, (incident.number, incident.round)
 

@@ -5,9 +5,10 @@ and happens at most once.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tft.core.job.transitions import State
-from tft.protocol.messages import OrderName, Verdict
+from tft.protocol.messages import FaultKind, Noticed, OrderName, Verdict
 from tft.simulation import loop
 from tft.simulation.clock import START
 from tft.simulation.harm import Harm
@@ -63,6 +64,9 @@ class Mishaps:
         self._blind = 0
         """The number of steps after a polluted update (an update with wrong numbers) until ranks
         notice the wrong numbers."""
+        self._observed: FaultKind | Literal[""] | None = ""
+        """The kind of the fault that an observer will notice because of the polluted update. Empty:
+        a rank will notice the wrong numbers itself. None: an observer has noticed them."""
         self.harm = Harm(stage, self)
         self._armed = _Armed()
         for mishap in schedule.mishaps:
@@ -202,8 +206,18 @@ class Mishaps:
             return False
         if not any(content.spoilt or content.wrong for content in process.memory.content.values()):
             return False
-        loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
-        return True
+        if self._observed == "":
+            loop.fault(process, "numeric", "NaN in the parameters", polluted=True)
+            return True
+        if self._observed is not None:
+            self._stage.outside.report(
+                Noticed(
+                    rank=process.rank, kind=self._observed, evidence="wrong numbers",
+                    not_after=polluted - 1, at=self._stage.clock.now,
+                )
+            )  # fmt: skip
+            self._observed = None
+        return False
 
     def spread(self, process: ProcessPart) -> None:
         """
@@ -213,6 +227,7 @@ class Mishaps:
         mishap = self.poison.pop(process.rank, None)
         if mishap is not None:
             self._blind = 1 if mishap.lasting > 2 else 0
+            self._observed = mishap.kind  # type: ignore[assignment] # a kind of NOTICED, or empty
             self.came(mishap)
 
     def failure(self, rank: int, order: OrderName) -> str | None:

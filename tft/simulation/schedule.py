@@ -162,9 +162,11 @@ class Mishap:
     controller has to notice the loss by itself."""
     kind: str = ""
     """For `flip`, the part that is corrupted: `model` or `settings`. For `notice`, the kind of the
-    fault that is noticed. For `pause`, the verdict of the health check. For `switch`, a text that
-    is not empty requests that the next rank moves too. For `advise`, the strategy. For `partition`
-    and `deposed`, `deaf` or `mute`: messages are lost in one direction only."""
+    fault that is noticed. For `pollute`, the kind of the fault that an observer notices; with an
+    empty text, a rank notices the wrong numbers. For `pause`, the verdict of the health check. For
+    `switch`, a text that is not empty requests that the next rank moves too. For `advise`, the
+    strategy. For `partition` and `deposed`, `deaf` or `mute`: messages are lost in one direction
+    only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,6 +535,8 @@ def _kind(rng: Random, what: What) -> str:
     match what:
         case "notice":
             return rng.choice(NOTICED)
+        case "pollute":
+            return rng.choice(("", "", *NOTICED))
         case "partition":
             return rng.choice(("", "deaf", "mute"))
         case "deposed":
