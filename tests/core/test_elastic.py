@@ -280,16 +280,24 @@ def test_shrunk_job_completes_when_its_members_have_finished() -> None:
 
 def test_end_of_a_parked_process_is_not_a_fault() -> None:
     """When the process of a rank outside the job dies, then the members get no order, and the job
-    stays healthy."""
-    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
+    stays healthy. Another process is started, so that the rank can come back, unless its processes
+    end again and again."""
+    job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)}, flaps=2)
     job.lose_node(2)
     job.settle()
     job.train()
     job.said.clear()
-    job.kill(2)
-    assert job.said == []
+    for _ in range(5):
+        job.kill(2)
+        job.settle()
+    assert {type(order) for order in job.said} == {Spawn}
+    assert len(job.orders(Spawn)) == 2
     assert job.doing == "healthy"
     assert job.facts("rank_gone")[-1] == {"rank": 2, "code": -9, "outside": True}
+    job.finish()
+    job.settle()
+    assert job.over is not None
+    assert "ranks [2, 3] had left and did not come back" in job.over.why
 
 
 # ---------------------------------------------------------------- scale out

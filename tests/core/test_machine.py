@@ -16,6 +16,7 @@ from tft.protocol.messages import (
     EndNode,
     Exited,
     Fetch,
+    Finished,
     Freeze,
     Joined,
     Kill,
@@ -917,3 +918,17 @@ def test_loss_after_training_ends_the_job_within_a_limit(lost: str) -> None:
     job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
+
+
+def test_ranks_that_finish_at_different_steps_are_named() -> None:
+    """When a rank finishes training earlier than the others, and none waits for it, then the reason
+    of the end names the steps."""
+    job = trained(2, steps=3)
+    job.report(Finished(rank=0, incarnation=0, step=3, at=job.now))
+    job.report(Finished(rank=1, incarnation=0, step=5, at=job.now))
+    job.settle()
+    assert job.over is not None
+    assert job.over.why == (
+        "every rank has finished; the ranks have finished at different steps: ranks [0] after step "
+        "3, ranks [1] after step 5"
+    )

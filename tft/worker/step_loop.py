@@ -512,7 +512,9 @@ class StepLoop:
         thread raises `error` now.
         """
         if not self.gate.in_tail:
-            self._present.failure = self._present.failure or error
+            known = self._present.failure
+            if known is None or self.fault(known).kind == "software":
+                self._present.failure = error
         elif raised and self.audit is not None:
             self.audit.collective_failed(self.gate.completed, error)
 

@@ -69,7 +69,7 @@ class Dispatch:
         Handle one report. `sender` is the name on the bus of the process that sent it. `reaction`
         is the entry of the table `REACTIONS` for this report in the present state of the job.
         Ignore reports about a rank from any other process than the one that was accepted for this
-        rank.
+        rank. Only a `Faulted` report of an earlier process may still say that numbers are wrong.
         """
         match message:
             case NodeJoined():
@@ -109,7 +109,9 @@ class Dispatch:
                     and rank_state.process.sender == sender
                 ):
                     self._from_rank(rank_state, message)
-                elif isinstance(message, Faulted):
+                elif isinstance(message, Faulted) and (
+                    rank_state is None or rank_state.process.sender == sender
+                ):
                     self._faults.overtaken(message)
             case _:
                 assert_never(message)

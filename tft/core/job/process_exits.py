@@ -143,7 +143,7 @@ class ProcessExits:
         if job.state in SETTLED:
             return self._left_late(rank_state, message)
         if not job.ranks.is_current(rank_state.rank, rank_state.incarnation):
-            return job.tell("rank_gone", rank=rank_state.rank, code=message.code, outside=True)
+            return self._left_outside(rank_state, message)
         if self._left_in_peace(rank_state, message):
             return None
         job.tell(
@@ -153,6 +153,21 @@ class ProcessExits:
         if rank_state.repaired:
             job.incident.exactness.marked(rank_state.rank, message.position)
         return self._recovery.lost(rank_state)
+
+    def _left_outside(self, rank_state: RankState, message: Exited) -> None:
+        """
+        Handle the end of a process that takes no part in training. If its rank has left the job
+        (strategy `scale_in`) and was to come back, start another process for the rank, unless the
+        processes of the rank end again and again.
+        """
+        job, rank = self._job, rank_state.rank
+        job.tell("rank_gone", rank=rank, code=message.code, outside=True)
+        if rank in job.ranks.members or not job.ranks.holds_rank(rank_state):
+            return
+        if not rank_state.process.terminating:
+            job.history.troubles.setdefault(rank, []).append(job.timing.now)
+        if not job.incident.is_open:  # at the end of an incident, processes are started anyway
+            self._recovery.takeover.recall()
 
     def could_not_end(self, rank_state: RankState) -> None:
         """

@@ -386,6 +386,7 @@ class Restart:
         job.training.trained = set()
         job.training.refusals.resumed()
         self._note_compared()
+        self._note_leaving()
         job.incident.spread.lift()
         for rank_state in job.ranks.member_states():
             rank_state.finished = rank_state.holdings.fetched = False
@@ -419,6 +420,20 @@ class Restart:
         why = not_compared(unread)
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
+
+    def _note_leaving(self) -> None:
+        """
+        Add a reservation to the incident report if ranks leave the job (strategy `scale_in`): the
+        steps that follow lack their part of the data.
+        """
+        job, plan = self._job, self._job.incident.decision.plan
+        if plan is not None and plan.leaving:
+            step = job.incident.progress.agreed
+            why = (
+                f"ranks {sorted(plan.leaving)} have left the job: the steps after step {step} lack "
+                "their part of the data until they come back"
+            )
+            job.incident.exactness.reservations.append((step, why))
 
     def _all_judged(self) -> bool:
         """

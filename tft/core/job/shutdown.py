@@ -248,7 +248,34 @@ class Shutdown:
         """
         # periodic checkpoints that are incomplete now stay incomplete: no rank writes any more
         self._job.leave_unfinished(self._job.training.last_step + 1)
-        self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
+        said = [self._absent() or FINISHED, self._uneven(), doubt]
+        self.exit("completed", 0, "; ".join(filter(None, said)))
+
+    def _absent(self) -> str:
+        """
+        Return a sentence that names the ranks that have left the job (strategy `scale_in`) and have
+        not come back. Empty: all ranks took part in the last step.
+        """
+        ranks = self._job.ranks
+        absent = sorted(ranks.states.keys() - ranks.members)
+        if not absent:
+            return ""
+        return f"every rank that was left has finished, but ranks {absent} had left and did not come back"
+
+    def _uneven(self) -> str:
+        """
+        Return a sentence that says after which steps the ranks have finished, or an empty text if
+        all have finished after the same step.
+        """
+        ended: dict[int, list[int]] = {}
+        for rank_state in self._job.ranks.member_states():
+            ended.setdefault(rank_state.position.step, []).append(rank_state.rank)
+        if len(ended) < 2:
+            return ""
+        after = ", ".join(
+            f"ranks {sorted(ranks)} after step {at}" for at, ranks in sorted(ended.items())
+        )
+        return f"the ranks have finished at different steps: {after}"
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
