@@ -14,7 +14,7 @@ Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.
 _FAULTS = {
     "process": "lost {its} process",
     "node": "{was} lost with {its} node",
-    "memory": "ran out of memory",
+    "memory": "met a memory fault of {its} device",
     "network": "lost a connection",
     "numeric": "computed bad numbers",
     "hang": "stood still",

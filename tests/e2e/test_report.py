@@ -136,7 +136,7 @@ def agree(run_dir: Path, strategies: Sequence[str], took: float) -> None:
 def struck(run_dir: Path, strategies: Sequence[str], every: int) -> None:
     """
     Train, make a fault every so many steps, and check the goodput. A fault is handled by a strategy:
-    a killed rank by `recover`, a rank that runs out of memory by `retry`.
+    a killed rank by `recover`, a memory fault of a device by `retry`.
     """
     faults = {"recover": "kill:{},phase=between", "retry": "raise:{},phase=between,kind=memory"}
     specs = [

@@ -255,8 +255,8 @@ def test_controller_on_a_restarted_machine_goes_on_in_time(run_dir: Path) -> Non
                 "faults": [fault(kind="hang", rank=None, evidence="x"), fault(kind="memory")],
                 "strategy": "retry", "steps_lost": 1,
             },
-            "The job stood still in step 30; rank 2 ran out of memory in step 30; all processes were "
-            "kept in 1.43 s; 1 step computed again.",
+            "The job stood still in step 30; rank 2 met a memory fault of its device in step 30; all "
+            "processes were kept in 1.43 s; 1 step computed again.",
         ),
         (
             {"faults": [], "strategy": "dump"},
