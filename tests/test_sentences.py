@@ -37,6 +37,25 @@ def test_line_of_an_incident_names_the_process() -> None:
     assert "incident 1: ranks 2-3 were killed by SIGKILL in step 30" in incident_line(several)
 
 
+def test_process_that_tft_has_ended_is_no_second_fault_of_the_line() -> None:
+    """When tft has ended the process of a rank because of a fault that the line names, then the line
+    does not say that the rank has lost its process. Without such a fault it does."""
+    (lost,) = incident()["faults"]
+    memory = {**lost, "kind": "memory", "evidence": "CUDA error: uncorrectable ECC error"}
+    for why in ("no retry: a recovery plugin has ruled it out: cards fail",
+                "a recovery plugin has advised it"):  # fmt: skip
+        ended = {**lost, "evidence": why}
+        assert incident_line(incident(faults=[memory, ended])).startswith(
+            "incident 1: rank 2 (pid 3283 on 10.0.0.7) met a memory fault of its device in step 30; "
+            "replaced in"
+        )
+        for faults in ([ended], [{**memory, "rank": 1}, ended]):
+            line = incident_line(incident(faults=faults))
+            assert "rank 2 (pid 3283 on 10.0.0.7) lost its process in step 30; replaced" in line
+    by_itself = incident_line(incident(faults=[memory, lost]))
+    assert "rank 2 (pid 3283 on 10.0.0.7) was killed by SIGKILL in step 30" in by_itself
+
+
 def test_line_of_an_incident_says_that_training_may_differ() -> None:
     """When batches were left out, or the state may be wrong, then the line says so beside the steps
     that were lost. An incident that is not over, or has ended the job without a checkpoint, has no

@@ -34,6 +34,9 @@ _REFUSED = "tft.errors.UsageError: "
 """How the line of a traceback begins with which tft has refused something."""
 _LEFT_OUT = "batches left out on all ranks "
 """How the sentence in `inexact` about batches begins that were left out before a step."""
+_REPLACED = ("no retry: ", "a recovery plugin has advised it")
+"""How the evidence of a process begins that tft itself has ended, because its rank was to be
+replaced."""
 _ENDED_BY = re.compile(r"^was ended by signal (\d+)")
 _LEFT_WITH = re.compile(r"^left with code (\d+)")
 
@@ -142,6 +145,7 @@ def _faults(faults: Sequence[Entry]) -> list[str]:
     """
     Return what happened to the ranks. Ranks with the same fault in the same step are named together.
     """
+    faults = [fault for fault in faults if not _follows(fault, faults)]
     alike: dict[tuple[str, int], list[int | None]] = {}
     places: dict[tuple[str, int], str] = {}
     for fault in faults:
@@ -158,6 +162,18 @@ def _faults(faults: Sequence[Entry]) -> list[str]:
         who = f"{ranks_of(ranks)}{process} " if ranks else ""
         told.append(f"{who}{text}" + (f" in step {step}" if step else ""))
     return told
+
+
+def _follows(fault: Entry, faults: Sequence[Entry]) -> bool:
+    """
+    Return whether a fault only follows from another one of its rank: tft has ended the process,
+    because the rank was to be replaced.
+    """
+    return (
+        fault["kind"] == "process"
+        and str(fault.get("evidence", "")).startswith(_REPLACED)
+        and any(each["rank"] == fault["rank"] for each in faults if each["kind"] != "process")
+    )
 
 
 def _process(fault: Entry) -> str:
