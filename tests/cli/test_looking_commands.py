@@ -2,6 +2,7 @@
 The commands that look, without a job: what they refuse, and that they cost `tft run` nothing.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,31 @@ def test_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> No
     _, row, why = done.stdout.splitlines()
     assert row.split()[:2] == ["run", "unreadable"]
     assert "run/job.json cannot be read as the description of a job" in why
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, buffered: bool) -> None:
+    """When the output of a command goes to a full disk, then one sentence says so, and the exit code
+    is 2. When its reader has gone, then nothing is said."""
+    command = [sys.executable, *(() if buffered else ("-u",)), "-m", "tft", "jobs", ".", "--json"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.json").write_text("{")
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    on_full, on_closed = (
+        subprocess.run(
+            command, cwd=tmp_path, stdout=where, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=False, env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+        )
+        for where in (full, writer)
+    )  # fmt: skip
+    os.close(full)
+    os.close(writer)
+
+    sentence = "tft: the output cannot be written: No space left on device\n"
+    assert (on_full.returncode, on_full.stderr) == (2, sentence)
+    assert (on_closed.returncode, on_closed.stderr) == (1, "")
 
 
 def test_run_imports_nothing_of_these_commands(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 The command `tft`, which is a group of subcommands, and the exit code of a refused subcommand.
 """
 
+import os
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -63,7 +66,8 @@ def main() -> None:
     """
     Run the command line and exit. This is the entry point of `tft` and of `python -m tft`.
 
-    A command that is refused prints the reason and exits with code 2.
+    A command that is refused prints the reason and exits with code 2. So does a command whose output
+    cannot be written. If the reader of the output has gone, as `head` does, nothing is printed.
     """
     try:
         code = tft.main(prog_name="tft", standalone_mode=False)
@@ -73,6 +77,36 @@ def main() -> None:
         wrong.show()
         sys.exit(wrong.exit_code)
     except (UsageError, CheckpointCorrupt, StoryCorrupt) as refused:
-        click.echo(f"tft: {refused}", err=True)
+        _say(str(refused))
+        sys.exit(_REFUSED)
+    except OSError as error:
+        if not _is_of_output(error):
+            raise
+        _drop_output()
+        _say(f"the output cannot be written: {error.strerror}")
         sys.exit(_REFUSED)
     sys.exit(code)
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # stderr may be a file on a full disk too
+        click.echo(f"tft: {sentence}", err=True)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """
+    Return whether a command has failed because its output could not be written: `click.echo` has
+    raised the error.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
+
+
+def _drop_output() -> None:
+    """
+    Drop the rest of the output, because Python would try to write it again when the process ends.
+    """
+    with suppress(OSError):  # stdout is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
