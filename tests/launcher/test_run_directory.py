@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
 from tft.launcher.run_directory import (
     FreshReport,
+    RoomWatch,
     check_no_launcher,
     check_run_dir,
     checkpoint_store_there,
@@ -345,3 +347,15 @@ def test_last_line_of_a_log_with_invalid_text_is_found(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     log.write_bytes(b"\xff\xfe\nno place for rank 3\n\n")
     assert last_line(log) == "no place for rank 3"
+
+
+def test_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk of the run directory has no room, then one sentence says what waits for it. A
+    disk with room, and one that cannot be asked, give none."""
+    room = RoomWatch(tmp_path)
+    assert room.sentence() == ""
+    assert RoomWatch(tmp_path / "gone").sentence() == ""
+    full = SimpleNamespace(f_bavail=15, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert f"the disk of {tmp_path} is full: the controller waits for room" in room.sentence()
+    assert room.sentence() == ""

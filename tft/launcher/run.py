@@ -48,6 +48,7 @@ from tft.launcher.progress import show_progress
 from tft.launcher.run_directory import (
     FreshReport,
     JobThere,
+    RoomWatch,
     known_unfit,
     last_line,
     log_file,
@@ -355,7 +356,7 @@ class NodeLauncher:
         The job ends if the process dies too often, or refuses its first start. It also ends if a
         restarted controller refuses to start.
         """
-        restarts = Restarts()
+        restarts, room = Restarts(), RoomWatch(self._plan.settings.run_dir)
         refusable = True
         while True:
             code = await self._start(name).ended()
@@ -378,6 +379,10 @@ class NodeLauncher:
                 self._finish(FAILED)
                 return
             self._told.speech.say(f"the {name} {ended(code)}; it is started again")
+            if sentence := room.sentence():
+                # under another launcher a second signal changes nothing
+                at_once = "" if self._plan.placed else "; a second signal kills the job at once"
+                self._told.speech.say(f"{sentence}{at_once}")
             refusable = False
 
     async def _watch_agent(self) -> None:

@@ -34,6 +34,8 @@ JOB = "job.json"
 NAME = "job.name"
 STORY = "story.jsonl"
 REPORT = "report.json"
+_ROOM = 1 << 16
+"""Less room than this, in bytes, is none: a line of the story may not fit."""
 _UNREAD = {
     "": f"it has no {checkpoint.MANIFEST}",
     ".partial": "it was never finished",
@@ -385,6 +387,33 @@ def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
             directory=Path(told["checkpoint_dir"]), name=str(told["checkpoint_name"])
         )
     return default
+
+
+class RoomWatch:
+    """
+    Tells the operator once that the controller waits for room on the disk of the run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._told = False
+
+    def sentence(self) -> str:
+        """
+        Return a sentence about the disk if it is full now. Return an empty text if it has room, if
+        that cannot be found out, or if the sentence was returned before.
+        """
+        try:
+            disk = os.statvfs(self._run_dir)
+        except OSError:
+            return ""
+        if self._told or disk.f_bavail * disk.f_frsize >= _ROOM:
+            return ""
+        self._told = True
+        return (
+            f"the disk of {self._run_dir} is full: the controller waits for room, and so do repairs "
+            "and the end of the job"
+        )
 
 
 class FreshReport:
