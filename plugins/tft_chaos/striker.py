@@ -100,8 +100,10 @@ class Striker:
         """
         In the user's model and optimizer, install the hooks that make faults during a step.
         """
-        model, self._optimizer = parts["model"], parts["optimizer"]
+        model, self._optimizer = parts["model"], parts.get("optimizer")
         self._model = model
+        if self._optimizer is None:
+            self._blows = [blow for blow in self._blows if not _refused(blow.spec)]
         collectives = [spec for spec in self._joining if spec.phase == "collective"]
         if collectives:
             mark_collectives(collectives, self._marks, self._session, model)
@@ -178,6 +180,24 @@ class Striker:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent
             if wanted and reached >= blow.spec.step:
                 blow.fall(reached, {"order": order, "incident": incident})
+
+
+def _refused(spec: Spec) -> bool:
+    """
+    Return whether a spec cannot be carried out without an optimizer. If so, print why.
+    """
+    action = spec.action
+    if isinstance(action, Bitflip):
+        needs = action.part not in ("param", "buffer", "gradient")
+        what = f"target={action.part}"
+    else:
+        needs, what = spec.phase == "update", "phase=update"
+    if needs:
+        sys.stderr.write(
+            f"chaos: {spec.text} is not made: {what} needs an optimizer, and the script gives none "
+            "to session.adopt\n"
+        )
+    return needs
 
 
 def _each(blows: Sequence[Blow], strike: Callable[[Blow], None]) -> None:

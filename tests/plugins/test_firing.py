@@ -299,3 +299,25 @@ def test_faults_that_were_not_made_are_told_at_the_end(
     said = capsys.readouterr().err
     assert said.startswith("chaos: kill:rank=0,step=5,phase=evaluation was not made: ")
     assert said.count("\n") == 1
+
+
+def test_spec_that_needs_an_optimizer_is_refused_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a script adopts no optimizer, then one sentence refuses each spec that needs one. Others
+    are carried out, and nothing more is said of the refused ones at the end."""
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    kill, flip = "kill:rank=0,step=5,phase=update", "bitflip:rank=0,step=5,target=exp_avg"
+    specs = [parse(text) for text in (kill, flip, "kill:rank=0,step=6,phase=between")]
+    striker = open_striker(specs, cast(Any, SimpleNamespace(rank=0, run_dir=tmp_path, step=4)))
+    assert striker is not None
+
+    striker.tft_on_adopted(parts={"model": object()})
+
+    assert capsys.readouterr().err.splitlines() == [
+        f"chaos: {spec} is not made: {needed} needs an optimizer, and the script gives none to "
+        "session.adopt"
+        for spec, needed in ((kill, "phase=update"), (flip, "target=exp_avg"))
+    ]
+    striker._tell_unmade()
+    assert capsys.readouterr().err.count("\n") == 1
