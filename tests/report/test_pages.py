@@ -214,6 +214,11 @@ def test_damaged_records_are_said_and_left_out(run_dir: Path) -> None:
     assert any("report.json cannot be read" in note for note in facts.notes)
     assert any("because of the story" in note for note in facts.notes)
     tags(html(facts))
+    (run_dir / "progress.jsonl").write_text(PROGRESS + "[1]\n")
+    assert any(
+        "1 row of progress.jsonl cannot be read and was left out" in note
+        for note in gather(run_dir).notes
+    )
 
 
 def test_job_of_an_earlier_version_has_a_page_without_goodput(run_dir: Path) -> None:

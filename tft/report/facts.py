@@ -201,8 +201,8 @@ def _progress(read: _Read) -> list[RunProgress]:
         read.notes.append(f"{path} cannot be read ({wrong.strerror})")
         return []
     if unread:
-        rows = "row" if unread == 1 else "rows"
-        read.notes.append(f"{unread} {rows} of {PROGRESS} cannot be read and were left out")
+        rows, were = ("row", "was") if unread == 1 else ("rows", "were")
+        read.notes.append(f"{unread} {rows} of {PROGRESS} cannot be read and {were} left out")
     return runs
 
 
