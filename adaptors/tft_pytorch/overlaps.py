@@ -6,15 +6,30 @@ would no longer change the other.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
+import xxhash
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tft.errors import UsageError
+from tft_pytorch.memory import readable
 
 _PLAIN = (Tensor, nn.Parameter)
 Pair = tuple[str, str]
 """The names of two tensors, in the order of the alphabet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """
+    The common memory of two tensors, as it was when the tensors were looked at.
+    """
+
+    storages: tuple[StorageWeakRef, StorageWeakRef]
+    """Identify the memory, even if later memory gets the same address, and do not keep it."""
+    digest: int
 
 
 class Overlaps:
@@ -25,6 +40,8 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._known: frozenset[Pair] = frozenset()
+        self._seen: dict[Pair, _Seen] = {}
+        """The new overlaps that were found last, except those of a whole parameter."""
 
     def known(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
@@ -34,16 +51,45 @@ class Overlaps:
 
     def refuse_new(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
-        Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, and did not
-        do so at first.
+        Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, did not do
+        so at first, and this memory has changed since the last call. Memory that nobody changes may
+        be separate. So may that of tensors which are made anew in each step, and the whole memory of a
+        parameter: an optimizer may have asked for a 32-bit copy of a parameter of 32 bits. Most
+        copy it back in each step.
         """
-        for one, other in sorted(overlapping(tensors, optimizers)):
-            if (one, other) not in self._known:
+        before, self._seen = self._seen, {}
+        for pair in sorted(set(overlapping(tensors, optimizers)) - self._known):
+            one, other = pair
+            if _is_alias(tensors, pair):
+                continue
+            self._seen[pair] = now = _look(tensors, pair)
+            last = before.get(pair, now)
+            if last.storages == now.storages and last.digest != now.digest:
                 raise UsageError(
                     f"the tensors {one} and {other} share memory, and another process would get two "
                     "separate tensors: keep one of the two only, or make both when the optimizer is "
                     "made"
                 )
+
+
+def _is_alias(tensors: Mapping[str, Tensor], pair: Pair) -> bool:
+    one, other = (tensors[name] for name in pair)
+    return any(name.startswith("model.") for name in pair) and (
+        (one.data_ptr(), one.shape, one.stride(), one.dtype)
+        == (other.data_ptr(), other.shape, other.stride(), other.dtype)
+    )
+
+
+def _look(tensors: Mapping[str, Tensor], pair: Pair) -> _Seen:
+    # if the smaller tensor has not changed, then nothing that both have in common has changed
+    smaller = min(pair, key=lambda name: tensors[name].numel())
+    first, second = (_storage(tensors[name]) for name in pair)
+    digest = xxhash.xxh3_128_intdigest(readable(smaller, tensors[smaller]).view)
+    return _Seen((first, second), digest)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's own
 
 
 def overlapping(tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> Iterator[Pair]:
