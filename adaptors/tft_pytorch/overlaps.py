@@ -42,6 +42,10 @@ class Overlaps:
         self._known: frozenset[Pair] = frozenset()
         self._seen: dict[Pair, _Seen] = {}
         """The new overlaps that were found last, except those of a whole parameter."""
+        self._unsure: list[Pair] = []
+        """The new overlaps that were found last and may do harm: those that were not there before,
+        and those of a whole parameter. An optimizer may have asked for a 32-bit copy of a parameter
+        of 32 bits. Most copy it back in each step, so that the copy may be separate."""
 
     def known(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
@@ -53,23 +57,38 @@ class Overlaps:
         """
         Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, did not do
         so at first, and this memory has changed since the last call. Memory that nobody changes may
-        be separate. So may that of tensors which are made anew in each step, and the whole memory of a
-        parameter: an optimizer may have asked for a 32-bit copy of a parameter of 32 bits. Most
-        copy it back in each step.
+        be separate. So may that of tensors which are made anew in each step.
         """
-        before, self._seen = self._seen, {}
+        before, self._seen, self._unsure = self._seen, {}, []
         for pair in sorted(set(overlapping(tensors, optimizers)) - self._known):
             one, other = pair
             if _is_alias(tensors, pair):
+                self._unsure.append(pair)
                 continue
             self._seen[pair] = now = _look(tensors, pair)
-            last = before.get(pair, now)
-            if last.storages == now.storages and last.digest != now.digest:
+            last = before.get(pair)
+            if last is None:
+                self._unsure.append(pair)
+            elif last.storages == now.storages and last.digest != now.digest:
                 raise UsageError(
                     f"the tensors {one} and {other} share memory, and another process would get two "
                     "separate tensors: keep one of the two only, or make both when the optimizer is "
                     "made"
                 )
+
+    def reservation(self) -> str | None:
+        """
+        Return a sentence if it is not known whether training goes on alike in a process in which
+        the tensors of an overlap are separate.
+        """
+        if not self._unsure:
+            return None
+        one, other = self._unsure[0]
+        more = f" (further pairs: {len(self._unsure) - 1})" if len(self._unsure) > 1 else ""
+        return (
+            f"the tensors {one} and {other} share memory{more}, and a replacement process has two "
+            "separate tensors: it trains on like the others only if no step needs the common memory"
+        )
 
 
 def _is_alias(tensors: Mapping[str, Tensor], pair: Pair) -> bool:

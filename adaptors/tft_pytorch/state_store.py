@@ -302,7 +302,7 @@ class StateStore:
             forget_stages(others_of(self._maker.made))
         # a further incident may come before this rank completes a step
         self._settings.note()
-        return lost
+        return "; ".join(each for each in (lost, self._overlaps.reservation()) if each) or None
 
     def skip(self, batches: int) -> None:
         """
