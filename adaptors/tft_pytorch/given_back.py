@@ -30,6 +30,8 @@ class Given:
     tensors: Mapping[str, Tensor]
     sums: Mapping[str, int]
     """Digests of those tensors that an object may change while it loads them, by name."""
+    loading: frozenset[str]
+    """The names of the objects whose own `load_state_dict` is called."""
 
 
 def given(meta: bytes, tensors: Mapping[str, Tensor], loading: Collection[str]) -> Given:
@@ -40,7 +42,10 @@ def given(meta: bytes, tensors: Mapping[str, Tensor], loading: Collection[str]) 
     """
     read = {name: each for name, each in tensors.items() if name.partition(".")[0] in loading}
     return Given(
-        meta=meta, tensors=tensors, sums={name: _sum(name, each) for name, each in read.items()}
+        meta=meta,
+        tensors=tensors,
+        sums={name: _sum(name, each) for name, each in read.items()},
+        loading=frozenset(loading),
     )
 
 
@@ -49,9 +54,9 @@ def refuse_changed(content: Given, now: ShardContent, *, new_keys: bool) -> None
     Raise `OrderRefused` if `now`, the present content of a shard, is not the `content` that was put
     into the user's objects. Parameters and buffers are not compared.
 
-    A tensor that is still in the memory of the given tensor is not read. If `new_keys` is True, dicts
-    may have further keys now: another version of an object may have more attributes than the version
-    that saved its state.
+    A tensor that is still in the memory of the given tensor is not read. If `new_keys` is True, another
+    version of an object may have saved its state. Then dicts may have further keys now, and the
+    state of an object that is `loading` may lack some of its own keys.
     """
     told = expect(unpack(content.meta), dict, "the description of a shard")
     comparison = _Comparison(content, now.tensors, new_keys=new_keys)
@@ -61,12 +66,15 @@ def refuse_changed(content: Given, now: ShardContent, *, new_keys: bool) -> None
             f"the optimizer does not have the state that was put into it: {where} differs"
         )
     for name, tree in told["others"].items():
-        where = comparison.difference(tree, now.others.get(name), name)
+        present = now.others.get(name)
+        if new_keys and name in content.loading:
+            tree = _without(tree, present)
+        where = comparison.difference(tree, present, name)
         if where is not None:
             raise OrderRefused(
                 f"the object {name} does not have the state that was put into it: {where} "
                 f"differs. The method load_state_dict of {name} must give back exactly what its "
-                "state_dict gave, with the same types of tensors"
+                "state_dict gave, with the same types of values and tensors"
             )
 
 
@@ -85,7 +93,7 @@ class _Comparison:
     def difference(self, there: Plain, here: Plain, name: str) -> str | None:
         """
         Return the name of the first place at which the trees differ, or None. The order of the keys
-        of dicts does not matter, nor does the type of a dict or a list.
+        of dicts does not matter, nor does the type of a dict, a list or a number.
         """
         own, other = _entries(there), _entries(here)
         if own is not None and other is not None:
@@ -100,7 +108,10 @@ class _Comparison:
         tensors = _tensor(there), _tensor(here)
         if tensors[0] is not None and tensors[1] is not None:
             return None if self._same(tensors[0], tensors[1]) else name
-        return None if type(there) is type(here) and pack(there) == pack(here) else name
+        if type(there) is type(here):
+            return None if pack(there) == pack(here) else name
+        numbers = isinstance(there, int | float) and isinstance(here, int | float)
+        return None if numbers and there == here else name
 
     def _same(self, there: str, here: str) -> bool:
         # two tensors must not have become one, nor one tensor two
@@ -128,6 +139,17 @@ def _sum(name: str, tensor: Tensor) -> int:
 def _tensor(plain: Plain) -> str | None:
     found = plain.get("tensor") if isinstance(plain, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _without(there: Plain, here: Plain) -> Plain:
+    """
+    Return the dict `there` without the keys that the dict `here` does not have, and any other value
+    as it is.
+    """
+    own, other = _entries(there), _entries(here)
+    if not (_is_map(there) and _is_map(here)) or own is None or other is None:
+        return there
+    return {"dict": [[*pair] for key, pair in own.items() if key in other]}
 
 
 def _is_map(plain: Plain) -> bool:

@@ -92,6 +92,36 @@ class Average:
             self.value.add_(state["value"])
 
 
+class Best:
+    """
+    A best loss, which becomes a float when it is loaded. The object may be of a version that has no
+    name, or of one that loses the history of the losses.
+    """
+
+    def __init__(self, *without: str) -> None:
+        self.without = without
+        self.state: dict[str, Any] = {
+            key: value
+            for key, value in {"best": 3, "name": "a", "kept": {"history": [1], "size": 1}}.items()
+            if key not in without
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the present values.
+        """
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Take the values that this version knows.
+        """
+        self.state = {k: v for k, v in state.items() if k not in self.without}
+        self.state["best"] = float(state["best"])
+        if "history" in self.without:
+            self.state["kept"] = {"size": 1}
+
+
 class Job:
     """
     A model with two optimizers. The second one is among `others`.
@@ -224,6 +254,42 @@ def test_object_that_does_not_give_back_its_state_is_refused(way: str, tmp_path:
     assert wait is not None
     wait()
     with pytest.raises(OrderRefused, match=why):
+        state.restore(1)
+
+
+def with_best(best: Best) -> StateStore:
+    """
+    Return the adopted state of a model with the object `best`.
+    """
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return adopt({"model": model, "optimizer": optimizer, "others": {"best": best}}, None)
+
+
+def test_object_of_a_version_with_fewer_attributes_loads_a_checkpoint(tmp_path: Path) -> None:
+    """When the version of an object that loads a checkpoint has an attribute less, and makes another
+    type of a number, then the checkpoint is loaded. A value within an attribute must not be
+    lost."""
+    with_best(Best()).save(tmp_path, "dense")
+    best = Best("name")
+    with_best(best).load(tmp_path, "dense")
+    assert best.state == {"best": 3.0, "kept": {"history": [1], "size": 1}}
+
+    with pytest.raises(OrderRefused, match=r"best\.kept differs"):
+        with_best(Best("history")).load(tmp_path, "dense")
+
+
+def test_copy_in_host_memory_needs_all_attributes() -> None:
+    """When an object loses an attribute while it loads a copy in host memory, then the copy is
+    refused, because the same version of the object has made it."""
+    best = Best()
+    state = with_best(best)
+    wait = state.backups.keep(1, state.in_use, state.devices, sound=1, copies=2)
+    assert wait is not None
+    wait()
+    state.restore(1)
+    best.without = ("name",)
+    with pytest.raises(OrderRefused, match="the object best does not have the state"):
         state.restore(1)
 
 
