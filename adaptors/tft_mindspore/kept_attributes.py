@@ -31,6 +31,7 @@ _LEFT_ALONE = (train.TrainFaultTolerance, train.LossMonitor, train.TimeMonitor)
 """Callbacks whose attributes are not kept: the adaptor's own one, and those that only print."""
 _PLAIN = "numbers, texts, Tensors, arrays, and lists, sets and dicts of them"
 _LARGE = f"has more than {LIMIT // 1024} KiB"
+_CROWDED = "has no room beside the running statistics of the model and the other attributes"
 _SAMPLES = 256
 """How many elements of an array are compared."""
 
@@ -90,7 +91,7 @@ class KeptAttributes:
                     now, size = None, LIMIT + 1
                     why = _LARGE if isinstance(error, TooLarge) else "is no plain value"
                 else:
-                    why = _LARGE
+                    why = _LARGE if size > LIMIT else _CROWDED
                 if size <= min(room, LIMIT):
                     room -= size
                     found[name] = now
@@ -165,7 +166,8 @@ class KeptAttributes:
         sentence = (
             f"the attribute {name} of {owner} changes while training, and tft does not keep it, "
             f"because it {why}: an incident does not put it back, and a replacement process begins "
-            f"anew with it. Use {_PLAIN}, each up to {LIMIT // 1024} KiB"
+            f"anew with it. Use {_PLAIN}, each up to {LIMIT // 1024} KiB, "
+            f"and {self._room // 1024} KiB in all"
         )
         self._unkept.append((f"{owner}.{name}", sentence))
 

@@ -147,6 +147,22 @@ def test_attributes_that_change_and_cannot_be_kept_are_named_once() -> None:
             assert found == {}
 
 
+def test_attributes_without_room_beside_running_statistics_are_named_with_the_reason() -> None:
+    """When the running statistics of the model leave room for one of two attributes, then the other
+    one is named. The sentence does not say that it is too large by itself."""
+    callback: Theirs = Mean()
+    callback.first = callback.second = None
+    kept = KeptAttributes([callback], 0)
+    RankLocalState(nn.BatchNorm2d(28 * 1024), Position(), ("mindspore",), kept)
+    callback.first, callback.second = bytes(10 * 1024), bytes(10 * 1024)
+    noted = kept.note(1, whole=True)
+    found = dict(kept.unkept())
+    assert list(found) == ["Mean.second"]
+    assert "because it has no room beside the running statistics" in found["Mean.second"]
+    assert found["Mean.second"].endswith("each up to 32 KiB, and 16 KiB in all")
+    assert "first" in noted["kept"][0]
+
+
 def test_a_rank_that_is_lost_before_its_callbacks_are_called_says_so() -> None:
     """When a rank goes back to the end of a step that its callbacks have not seen to the end, then
     a sentence names the callbacks. When callbacks have no state, there is no sentence."""
