@@ -22,7 +22,15 @@ from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Made
-from tft_pytorch.auxiliary_state import check_lasting, check_others, divided, joined, load, mapped
+from tft_pytorch.auxiliary_state import (
+    check_lasting,
+    check_others,
+    divided,
+    joined,
+    load,
+    mapped,
+    set_directly,
+)
 from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
@@ -391,12 +399,15 @@ class Parts:
         def whole(key: str, tensor: Tensor) -> Tensor:
             if key not in spans:
                 return tensor
-            if key not in placed:
+            like = placed.get(key)
+            if like is None:
+                like = _parameter_of(key, name, other, spans[key])
+            if like is None:
                 raise OrderRefused(
                     f"the function make of session.adopt has returned no distributed tensor {key}, "
                     "but has returned one before: make must build the same objects each time"
                 )
-            return _whole(tensor, placed[key])
+            return _whole(tensor, like)
 
         mapped(fresh, name, note)
         parts = [put_together(part.others[name], known) for part in held if name in part.others]
@@ -427,6 +438,21 @@ class Parts:
                 f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, but the same part "
                 f"of the model is on the ranks {sorted(common)}: give it the group of those ranks"
             )
+
+
+def _parameter_of(key: str, name: str, other: object, span: Span) -> DTensor | None:
+    """
+    Return the distributed parameter to whose state the tensor `key` at `span` belongs, or None.
+    `name` is the name of the object `other`, which may be an optimizer. A new optimizer has no state
+    before its first step, but its state is distributed as its parameters are.
+    """
+    if not set_directly(other):
+        return None
+    parameters = (p for group in other.param_groups for p in group["params"])
+    for number, parameter in enumerate(parameters):
+        if key.startswith(f"{name}.state.{number}.") and isinstance(parameter, DTensor):
+            return parameter if list(parameter.shape) == list(span[0]) else None
+    return None
 
 
 def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: state of any type

@@ -14,6 +14,9 @@ from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adaptors.test_made import alone
@@ -326,4 +329,40 @@ def test_objects_of_a_factory_are_given_their_state_exactly(lossy: bool) -> None
         else:
             state.rebuild()
             assert state.digests()["second"] == before
+        state.clear()
+
+
+def test_second_optimizer_of_sharded_parameters_is_given_its_state() -> None:
+    """When a factory makes a model that FSDP2 shards, then an optimizer among `others` has its
+    momentum again, although a new optimizer has no momentum before its first step."""
+
+    def make() -> Made:
+        model = nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "cut")))
+        first, second = (torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters())
+        return Made(model=model, optimizer=first, others={"second": second})
+
+    def step(built: Made) -> None:
+        built.model(torch.full((2, 4), 0.37)).sum().backward()
+        built.optimizer.step()
+        built.others["second"].step()
+        state.capture(closing=True)
+
+    state = adopt_make({"make": make}, None)
+    state.shards(0, 1)
+    with alone():
+        built = state.rebuild()
+        state.rollback(state.capture())
+        step(built)
+        before = state.digests()
+        del built
+        state.clear()
+    with alone():
+        built = state.rebuild()
+        assert state.digests() == before
+        assert state.rollback(state.capture()) is None
+        step(built)
+        [kept] = built.others["second"].state.values()
+        assert isinstance(kept["momentum_buffer"], DTensor)
+        del built
         state.clear()
