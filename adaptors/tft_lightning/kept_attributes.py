@@ -3,7 +3,7 @@ The attributes of the user's objects in a Lightning training: the module, its su
 module and the callbacks. Those that Lightning and torch set are left alone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -90,7 +90,6 @@ class KeptAttributes:
             for name, each in self._objects.items()
         }
         self._unkept = Unkept(module)
-        self._data: Callable[[], Iterable[tuple[object, Changes, frozenset[str]]]] = tuple
         self._large: set[str] = set()
         """The objects with attributes that have grown too large."""
 
@@ -98,15 +97,14 @@ class KeptAttributes:
         self,
         public: Attributes,
         callbacks: Sequence[tuple[Any, Attributes]],  # Any: Lightning's own types are not visible
-        data: Callable[[], Iterable[tuple[object, Changes, frozenset[str]]]] = tuple,
+        data: Iterable[tuple[object, Changes, frozenset[str]]] = (),
     ) -> None:
         """
         Look for attributes that are not kept. `public` keeps the other attributes of the module,
-        and those in `callbacks` the attributes of the callbacks. `data` returns the objects behind
+        and those in `callbacks` the attributes of the callbacks. `data` has the objects behind
         loaders, each with what keeps its attributes, and the names of those to leave alone.
         """
-        self._data = data
-        for owner, changes, but in data():
+        for owner, changes, but in data:
             self._unkept.watch(owner, changes.keeps, but)
         for name, each in self._objects.items():
             changes = self._changes[name]
@@ -147,10 +145,6 @@ class KeptAttributes:
                 owner = type(self._objects[name]).__name__
                 session.unkept(f"{owner}.{grown}", sentence(owner, grown))
         self._large.clear()
-        for each, changes, _ in self._data():
-            for grown in changes.grown():
-                owner = type(each).__name__
-                session.unkept(f"{owner}.{grown}", sentence(owner, grown))
         if session.audited:
             for what, told in self._unkept.sentences():
                 session.unkept(what, told)

@@ -22,6 +22,9 @@ _READER = "_tft_reader"
 Batch = Any  # a batch of the user's loader may have any type
 
 
+_COPIES = 4
+"""How many results of `Owners` the state of a reader has: of before the iterator was made, of before
+the first and the last batch, and the present one."""
 _SEEN = (Tensor, bool, int, float, str, bytes, type(None))
 """The parts of a batch whose changes can be seen."""
 
@@ -76,7 +79,7 @@ class Reader:
         self.loader = loader
         self._epoch = epoch
         self._live: _Live | None = None
-        self.owners = Owners(loader, watched)
+        self.owners = Owners(loader, watched, copies=_COPIES)
         self._before: dict[str, Any] = {}
         """What was noted before the present iterator was made, and before its first batch was read.
         A sampler may draw the order of the batches from the generators."""

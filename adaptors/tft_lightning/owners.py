@@ -6,6 +6,7 @@ their plain attributes are rank-local state.
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,15 +14,23 @@ from tft_pytorch.attributes import LIMIT, Changes
 from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.owned_generators import Owned, kind_of
 from tft_pytorch.plain_values import placed, size_of
+from tft_pytorch.unkept import sentence
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from tft import Session
 from tft_lightning.kept_attributes import frameworks_own, is_native
 
 _LEFT = (
     type, ModuleType, FunctionType, MethodType, type(len), nn.Module, LightningDataModule,
 )  # fmt: skip
 """What has no state, or is kept in other ways."""
+_ROOM = 2 * LIMIT
+"""The most bytes of the attributes behind all loaders that the rank-local state has, with all copies."""
+_LARGE = (
+    f"has more than {LIMIT // 1024} KiB, or the attributes behind all loaders have more than "
+    f"{_ROOM // 1024} KiB, where those behind the training loader count four times"
+)
 
 Kept = Mapping[str, Any]
 """The attributes that have changed, by the place of their object."""
@@ -39,6 +48,8 @@ class Watched:
         """
         self.device = device
         self._found: dict[int, tuple[object, Changes, frozenset[str]]] = {}
+        self._taken: WeakKeyDictionary[Owners, int] = WeakKeyDictionary()
+        """The most bytes that the state had of each loader so far, with all copies."""
 
     def of(self, owner: object) -> Changes | None:
         """
@@ -60,17 +71,43 @@ class Watched:
         """
         yield from self._found.values()
 
+    def report(self, session: Session) -> None:
+        """
+        Report the attributes that have grown too large since the last call.
+        """
+        for owner, changes, _ in self._found.values():
+            for grown in changes.grown():
+                name = type(owner).__name__
+                session.unkept(f"{name}.{grown}", sentence(name, grown, _LARGE))
+
+    def room(self, owners: "Owners") -> int:
+        """
+        Return how many bytes the attributes of `owners` may have, with all copies. Copies may be
+        older, so what others had at most counts, and not what they have.
+        """
+        return _ROOM - sum(size for each, size in self._taken.items() if each is not owners)
+
+    def take(self, owners: "Owners", size: int) -> None:
+        """
+        Note that the attributes of `owners` have `size` bytes, with all copies.
+        """
+        self._taken[owners] = max(self._taken.get(owners, 0), size)
+
 
 class Owners:
     """
     Notes and restores the random generators and the attributes of the objects behind one loader.
     """
 
-    def __init__(self, loader: Any, watched: Watched) -> None:  # Any: a DataLoader
+    # Any: a DataLoader
+    def __init__(self, loader: Any, watched: Watched, copies: int = 1) -> None:
+        """
+        `copies` says how many results the rank-local state may have at once.
+        """
+        self._watched, self._copies = watched, copies
         # Lightning wraps a sampler of the user
         hidden = getattr(getattr(loader.sampler, "dataset", None), "_sampler", None)
         self._owned = Owned(loader, wrapped=hidden)
-        self._device = watched.device
         self._samplers = _watched(self._owned.samplers, watched)
         self._readers = _watched(self._owned.readers, watched)
 
@@ -101,19 +138,21 @@ class Owners:
         self._put_back(states["kept"], samplers=samplers)
 
     def _kept(self) -> Kept:
-        found, room = {}, LIMIT
+        found = {}
+        room = whole = min(LIMIT, self._watched.room(self) // self._copies)
         for place, changes in {**self._samplers, **self._readers}.items():
             noted = changes.noted(room)
             if noted:
                 found[place] = _copied(noted)
                 room -= size_of(noted)
+        self._watched.take(self, (whole - room) * self._copies)
         return found
 
     def _put_back(self, kept: Kept, *, samplers: bool) -> None:
         owners = {**self._samplers, **self._readers} if samplers else self._readers
         for place, changes in owners.items():
-            noted = placed(_copied(kept.get(place, {})), self._device)
-            changes.put_back(noted, self._device)
+            noted = placed(_copied(kept.get(place, {})), self._watched.device)
+            changes.put_back(noted, self._watched.device)
 
 
 def _watched(owners: Mapping[str, object], watched: Watched) -> dict[str, Changes]:

@@ -62,8 +62,9 @@ class Position:
         kept.watch(
             self._module,
             [(each.callback, each.attributes) for each in self._callbacks],
-            watched.all,
+            watched.all(),
         )
+        self._watched = watched
         self.output: Any = {}
         """What `training_step` has returned last, in the form in which callbacks get it."""
         self._output: dict[str, Any] = {}
@@ -126,6 +127,7 @@ class Position:
         Report attributes that change and are not kept.
         """
         self._kept.report(session)
+        self._watched.report(session)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """

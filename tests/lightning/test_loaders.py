@@ -17,6 +17,7 @@ from tft_lightning.evaluations import noted_evaluations, restore_evaluations, se
 from tft_lightning.loaders import _Seal, positioned, reader_of
 from tft_lightning.owners import Watched
 from tft_pytorch.generators import generators, restore
+from tft_pytorch.plain_values import plain, size_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from tft.errors import UsageError
@@ -294,6 +295,55 @@ def test_what_a_dataset_has_many_of_counts_as_constant() -> None:
     assert changes.keeps("reads")
 
 
+class Keeping(Counting):
+    """
+    Keeps what it has given last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[str] = []
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a number, changed a little."""
+        self.given = [*self.given[-7:], "x" * 1500]
+        return super().__getitem__(index)
+
+
+class Told:
+    """
+    Stands for a session, and gathers what is reported.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def unkept(self, what: str, sentence: str) -> None:
+        """Note what was reported."""
+        self.told[what] = sentence
+
+
+def test_attributes_behind_all_loaders_share_one_room() -> None:
+    """When the datasets of many loaders keep much, then what does not fit into the rank-local state
+    is left out and named, and the rest is kept."""
+    found, session = watched(), Told()
+    train = positioned(DataLoader(Keeping(), batch_size=2), lambda: 0, found)
+    loop = validated(*(DataLoader(Keeping(), batch_size=2) for _ in range(8)), found=found)
+    epoch = iter(train)
+    kept: list[Any] = []
+    for number in range(8):
+        next(epoch)
+        kept = [reader_of(train).state(number), noted_evaluations(loop)]
+        for loader in loop._combined_loader.flattened:
+            read(loader)
+    size = size_of(plain(kept[0])) + size_of(plain(kept[1]))
+    assert size < 96 * 1024
+    found.report(session)  # type: ignore[arg-type]
+    assert session.told.keys() == {"Keeping.given"}
+    assert "count four times" in session.told["Keeping.given"]
+    assert kept[0]["now"]["kept"]["dataset"]["set"]["reads"] == 16
+
+
 def read(batches: Any) -> list[list[float]]:
     """
     Return the batches as lists.
@@ -371,12 +421,14 @@ def test_a_list_of_batches_is_refused() -> None:
         positioned([1, 2, 3], lambda: 0, watched())
 
 
-def validated(loader: Any) -> Any:
+def validated(*loaders: Any, found: Watched | None = None) -> Any:
     """
-    Return what stands for Lightning's loop of the validations, whose loader is watched.
+    Return what stands for Lightning's loop of the validations, whose loaders are watched.
     """
-    watch(loader, watched())
-    return SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[loader]))
+    found = found or watched()
+    for loader in loaders:
+        watch(loader, found)
+    return SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[*loaders]))
 
 
 @pytest.mark.parametrize("data", [Drawing, Counting])
