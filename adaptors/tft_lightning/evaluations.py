@@ -21,7 +21,7 @@ def watch(loader: object, watched: Watched) -> None:
     Watch the objects behind `loader`, a loader of validations, before the sanity check reads it.
     """
     if isinstance(loader, DataLoader) and _OWNERS not in vars(loader):
-        vars(loader)[_OWNERS] = Owners(loader, watched)
+        vars(loader)[_OWNERS] = Owners(loader, watched, lenient=True)
 
 
 def set_up(trainer: Trainer) -> None:

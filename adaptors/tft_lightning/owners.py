@@ -3,7 +3,7 @@ The objects behind a loader: dataset, sampler, batch sampler and collator. Their
 their plain attributes are rank-local state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +31,7 @@ _LARGE = (
     f"has more than {LIMIT // 1024} KiB, or the attributes behind all loaders have more than "
     f"{_ROOM // 1024} KiB, where those behind the training loader count four times"
 )
+_UNREAD = "is a random generator whose state cannot be read, as that of a random.Random can"
 
 Kept = Mapping[str, Any]
 """The attributes that have changed, by the place of their object."""
@@ -50,6 +51,8 @@ class Watched:
         self._found: dict[int, tuple[object, Changes, frozenset[str]]] = {}
         self._taken: WeakKeyDictionary[Owners, int] = WeakKeyDictionary()
         """The most bytes that the state had of each loader so far, with all copies."""
+        self._unread: set[tuple[str, str]] = set()
+        """Random generators that cannot be read: the classes of their owners, and their names."""
 
     def of(self, owner: object) -> Changes | None:
         """
@@ -73,12 +76,22 @@ class Watched:
 
     def report(self, session: Session) -> None:
         """
-        Report the attributes that have grown too large since the last call.
+        Report the attributes that have grown too large since the last call, and the random
+        generators that cannot be read.
         """
+        while self._unread:
+            name, unread = self._unread.pop()
+            session.unkept(f"{name}.{unread}", sentence(name, unread, _UNREAD))
         for owner, changes, _ in self._found.values():
             for grown in changes.grown():
                 name = type(owner).__name__
                 session.unkept(f"{name}.{grown}", sentence(name, grown, _LARGE))
+
+    def leaves(self, unread: Iterable[tuple[object, str]]) -> None:
+        """
+        Note random generators that cannot be read, each by its owner and its name.
+        """
+        self._unread |= {(type(owner).__name__, name) for owner, name in unread}
 
     def room(self, owners: "Owners") -> int:
         """
@@ -100,14 +113,17 @@ class Owners:
     """
 
     # Any: a DataLoader
-    def __init__(self, loader: Any, watched: Watched, copies: int = 1) -> None:
+    def __init__(
+        self, loader: Any, watched: Watched, copies: int = 1, *, lenient: bool = False
+    ) -> None:
         """
-        `copies` says how many results the rank-local state may have at once.
+        `copies` says how many results the rank-local state may have at once. Raises `UsageError` if
+        the state of a random generator cannot be read. With `lenient`, it is left and reported.
         """
         self._watched, self._copies = watched, copies
         # Lightning wraps a sampler of the user
         hidden = getattr(getattr(loader.sampler, "dataset", None), "_sampler", None)
-        self._owned = Owned(loader, wrapped=hidden)
+        self._owned = Owned(loader, wrapped=hidden, lenient=lenient)
         self._samplers = _watched(self._owned.samplers, watched)
         self._readers = _watched(self._owned.readers, watched)
 
@@ -128,7 +144,9 @@ class Owners:
         """
         Return the present states of these objects.
         """
-        return {"owned": self._owned.states(), "kept": self._kept()}
+        owned = self._owned.states()
+        self._watched.leaves(self._owned.unread())
+        return {"owned": owned, "kept": self._kept()}
 
     def put_back(self, states: Mapping[str, Any], *, samplers: bool = True) -> None:
         """

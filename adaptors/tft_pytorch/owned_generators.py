@@ -26,13 +26,23 @@ class Owned:
     """
 
     # Any: any torch.utils.data.DataLoader
-    def __init__(self, loader: Any, but: tuple[type, ...] = (), wrapped: object = None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        but: tuple[type, ...] = (),
+        wrapped: object = None,
+        *,
+        lenient: bool = False,
+    ) -> None:
         """
         Leave out generators of objects whose class is among `but`. `wrapped` is a sampler that
         hides behind one of the loader. Raises `UsageError` if a generator has a state that cannot be
-        read.
+        read. With `lenient`, such a generator is left as it is.
         """
         self._but = but
+        self._lenient = lenient
+        self._unread: list[tuple[object, str, object]] = []
+        """The generators that cannot be read, each with its owner and its name."""
         self.samplers = _owners(loader, "loader", _SAMPLERS)
         """What decides which items make a batch, by place. The loader is among it."""
         if wrapped is not None:
@@ -50,8 +60,22 @@ class Owned:
         """
         Return the states of the generators by name.
         """
-        found = self._found({**self.samplers, **self.readers})
-        return {f"{place}.{name}": read(place, each) for place, name, each in found}
+        states = {}
+        owners = {**self.samplers, **self.readers}
+        for place, name, each in self._found(owners):
+            try:
+                states[f"{place}.{name}"] = read(place, each)
+            except UsageError:
+                if not self._lenient:
+                    raise
+                self._unread.append((owners[place], name, each))
+        return states
+
+    def unread(self) -> list[tuple[object, str]]:
+        """
+        Return the owners and names of the generators that were left as they are.
+        """
+        return [(owner, name) for owner, name, _ in self._unread]
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
         """
@@ -75,7 +99,7 @@ class Owned:
         """
         Yield each generator once: the place of its owner, its name, and the generator.
         """
-        known: list[object] = []
+        known: list[object] = [each for _, _, each in self._unread]
         for place, owner in owners.items():
             if isinstance(owner, self._but):
                 continue

@@ -448,6 +448,22 @@ def test_a_validation_that_is_repeated_reads_the_same(data: Any) -> None:
     assert read(other._combined_loader.flattened[0]) == expected
 
 
+def test_a_generator_without_a_state_is_left_as_it_is_in_a_validation() -> None:
+    """When the dataset of a validation has a generator of the system, whose state cannot be read,
+    then training begins, and the generator is named. The dataset for training is refused."""
+    data, found, session = Drawing(), watched(), Told()
+    vars(data)["own"] = random.SystemRandom()
+    loop = validated(DataLoader(data, batch_size=4), found=found)
+    noted = noted_evaluations(loop)
+    found.report(session)  # type: ignore[arg-type]
+    assert session.told.keys() == {"Drawing.own"}
+    assert "cannot be read" in session.told["Drawing.own"]
+    restore_evaluations(loop, noted)
+    assert isinstance(vars(data)["own"], random.SystemRandom)
+    with pytest.raises(UsageError, match="the dataset of the train dataloader has a SystemRandom"):
+        positioned(DataLoader(data), lambda: 0, found)
+
+
 def test_workers_that_stay_draw_their_number_once() -> None:
     """When the iterator of a validation loader with workers that stay was made before the step, then
     a replacement makes it without drawing a number. When it was made behind the step, then it is
