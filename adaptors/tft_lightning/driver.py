@@ -247,6 +247,8 @@ class Driver:
             with self.long():
                 epoch.reset()
                 epoch.on_run_start(fetcher)
+            assert self._position is not None
+            self._position.epoch_begins()
         while behind is not None or not epoch.done:
             try:
                 if behind is None:

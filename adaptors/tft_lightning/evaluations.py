@@ -3,6 +3,7 @@ The loaders of the validations within `trainer.fit`. A validation that is repeat
 process makes, must read and draw as the first one would have.
 """
 
+from operator import is_
 from typing import Any
 
 from tft_pytorch.generators import generators, restore
@@ -57,8 +58,66 @@ def restore_evaluations(loop: Any, noted: list[dict[str, Any] | None] | None) ->
                 _restore(loader, state)
 
 
-def _noted(loader: Any) -> dict[str, Any] | None:
+class Evaluations:
+    """
+    Notes the states of these loaders once, and again when they may have changed: behind a
+    validation, when an epoch begins, and when an object behind them got another value for an
+    attribute. Between validations, each step would otherwise pay for all of them.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        """
+        Take the place of `run` of `loop`, the loop of the validations.
+        """
+        self._loop = loop
+        self._noted: tuple[list[dict[str, Any] | None] | None] | None = None
+        self._seen: list[object] = []
+        native = loop.run
+
+        def run() -> Any:
+            try:
+                return native()
+            finally:
+                self.renew()
+
+        loop.run = run
+
+    def noted(self) -> list[dict[str, Any] | None] | None:
+        """
+        Return the states of the loaders. Return None if they do not exist yet.
+        """
+        present = self._attributes()
+        same = len(present) == len(self._seen) and all(map(is_, present, self._seen))
+        if self._noted is None or not same:
+            self._noted, self._seen = (noted_evaluations(self._loop),), present
+        return self._noted[0]
+
+    def renew(self) -> None:
+        """
+        Note the states anew when they are asked for next.
+        """
+        self._noted, self._seen = None, []
+
+    def restore(self, noted: list[dict[str, Any] | None] | None) -> None:
+        """
+        Restore a result of `noted` of this process or another one.
+        """
+        self.renew()
+        restore_evaluations(self._loop, noted)
+
+    def _attributes(self) -> list[object]:
+        loaders = self._loop._combined_loader
+        owners = [_owners_of(each) for each in (loaders.flattened if loaders is not None else ())]
+        return [loaders, *(value for each in owners if each for value in each.attributes())]
+
+
+def _owners_of(loader: Any) -> Owners | None:
     owners: Owners | None = getattr(loader, "__dict__", {}).get(_OWNERS)
+    return owners
+
+
+def _noted(loader: Any) -> dict[str, Any] | None:
+    owners = _owners_of(loader)
     if owners is None:
         return None
     return {"made": loader._iterator is not None, "states": owners.states()}

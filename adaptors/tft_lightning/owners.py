@@ -148,6 +148,13 @@ class Owners:
         self._watched.leaves(self._owned.unread())
         return {"owned": owned, "kept": self._kept()}
 
+    def attributes(self) -> Iterator[object]:
+        """
+        Yield the values of all attributes of these objects.
+        """
+        for owner in (*self._owned.samplers.values(), *self._owned.readers.values()):
+            yield from getattr(owner, "__dict__", {}).values()
+
     def put_back(self, states: Mapping[str, Any], *, samplers: bool = True) -> None:
         """
         Restore the objects to a result of `states`. The samplers only if `samplers` is True.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tft import Session
 from tft.errors import UsageError
-from tft_lightning.evaluations import noted_evaluations, restore_evaluations
+from tft_lightning.evaluations import Evaluations
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import Reader, reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
@@ -58,6 +58,7 @@ class Position:
         self._callbacks = [
             CallbackState(each) for each in trainer.callbacks if not isinstance(each, ProgressBar)
         ]
+        self._evaluations = Evaluations(trainer.fit_loop.epoch_loop.val_loop)
         self._kept = kept
         kept.watch(
             self._module,
@@ -114,13 +115,19 @@ class Position:
             "output": dict(self._output),
             "left_out": self._left_out,
             "loader": self._reader.state(loop.batch_idx),
-            "evaluations": noted_evaluations(loop.val_loop),
+            "evaluations": self._evaluations.noted(),
         }
         return state
 
     @property
     def _reader(self) -> Reader:
         return reader_of(self._trainer.fit_loop._combined_loader.flattened[0])
+
+    def epoch_begins(self) -> None:
+        """
+        Look anew at the loaders for validation, because a hook may have changed their datasets.
+        """
+        self._evaluations.renew()
 
     def report(self, session: Session) -> None:
         """
@@ -155,7 +162,7 @@ class Position:
         restore_metrics(module, state["metrics"])
         # these become values of the user's objects later
         self._reader.load(self._gone_back["loader"])
-        restore_evaluations(loop.val_loop, self._gone_back["evaluations"])
+        self._evaluations.restore(self._gone_back["evaluations"])
         self._stepping = state["batch"]
         return state
 

@@ -13,7 +13,13 @@ import numpy
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from tft_lightning.evaluations import noted_evaluations, restore_evaluations, set_up, watch
+from tft_lightning.evaluations import (
+    Evaluations,
+    noted_evaluations,
+    restore_evaluations,
+    set_up,
+    watch,
+)
 from tft_lightning.loaders import _Seal, positioned, reader_of
 from tft_lightning.owners import Watched
 from tft_pytorch.generators import generators, restore
@@ -462,6 +468,28 @@ def test_a_generator_without_a_state_is_left_as_it_is_in_a_validation() -> None:
     assert isinstance(vars(data)["own"], random.SystemRandom)
     with pytest.raises(UsageError, match="the dataset of the train dataloader has a SystemRandom"):
         positioned(DataLoader(data), lambda: 0, found)
+
+
+def test_a_step_does_not_pay_for_the_loaders_of_validations() -> None:
+    """When nothing was validated since the last step, then what is behind the loaders is not noted
+    again. It is noted again behind a validation, after an incident, and when an attribute was set."""
+    loop = validated(DataLoader(Drawing(), batch_size=4))
+    (loader,) = loop._combined_loader.flattened
+    loop.run = lambda: read(loader)
+    evaluations = Evaluations(loop)
+    first = evaluations.noted()
+    assert evaluations.noted() is first
+    loop.run()
+    second = evaluations.noted()
+    assert second not in (None, first)
+    evaluations.restore(first)
+    assert evaluations.noted() == first
+    loader.dataset.epoch = 5
+    third: Any = evaluations.noted()
+    assert third[0]["states"]["kept"]["dataset"]["set"] == {"epoch": 5}
+    assert evaluations.noted() is third
+    evaluations.restore(None)
+    assert evaluations.noted() is None
 
 
 def test_workers_that_stay_draw_their_number_once() -> None:
