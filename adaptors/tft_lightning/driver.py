@@ -339,7 +339,7 @@ class Driver:
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         assert self._position is not None
         self._position.batch_read_again()
-        output, left_out = state["output"], state["left_out"]
+        output, left_out = state["output"], state.get("left_out")
         return batch, number, PartialOutput(output, left_out) if left_out else output
 
     def _seek(self, fetcher: Any, number: int, *, again: bool = False) -> None:

@@ -3,11 +3,41 @@ What `training_step` has returned in the last step that is complete, as a replac
 """
 
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from contextlib import suppress
 from typing import Any
 
 from tft_pytorch.attributes import LIMIT
+from tft_pytorch.plain_values import NotPlain, plain, size_of
 
 from tft.errors import UsageError
+
+
+def partly_kept(output: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """
+    Return the part of `output` that the rank-local state has, and the names of the rest, both as
+    plain values. A name that is no plain value is in neither.
+    """
+    kept, left_out = {}, []
+    for name, value in output.items():
+        with suppress(NotPlain):
+            key = plain(name)
+            noted = _small(value) if isinstance(key, bool | int | float | str | bytes) else None
+            if noted is None:
+                left_out.append(key)
+            else:
+                kept[key] = noted[0]
+    return kept, left_out
+
+
+def _small(value: Any) -> tuple[Any] | None:
+    """
+    Return `value` as a plain value. Return None if it is large or not plain.
+    """
+    with suppress(NotPlain):
+        noted = plain(value)
+        if size_of(noted) <= LIMIT:
+            return (noted,)
+    return None
 
 
 class PartialOutput(dict[Any, Any]):

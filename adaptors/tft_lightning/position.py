@@ -4,7 +4,6 @@ schedulers. It is the state right behind the optimizer step, from which the loop
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import apply_to_collection
@@ -16,8 +15,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from tft_pytorch.attributes import LIMIT, Attributes
-from tft_pytorch.plain_values import NotPlain, placed, plain, size_of
+from tft_pytorch.attributes import Attributes
+from tft_pytorch.plain_values import NotPlain, placed, plain
 from torch import Tensor
 
 from tft import Session
@@ -26,6 +25,7 @@ from tft_lightning.evaluations import Evaluations
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import Reader, reader_of
 from tft_lightning.loop_state import noted_loops, restore_loops
+from tft_lightning.outputs import partly_kept
 from tft_lightning.owners import Watched
 from tft_lightning.results import (
     noted_metrics,
@@ -71,7 +71,7 @@ class Position:
         self._output: dict[str, Any] = {}
         """The part of `output` that is kept for a replacement process."""
         self._left_out: list[Any] = []
-        """The names of the rest of `output`."""
+        """The names of the rest of `output`, as plain values."""
         self._stepping = False
         """True from the first optimizer step on: the state is then the one behind a batch."""
         self.pending: dict[str, Any] | None = None
@@ -88,13 +88,7 @@ class Position:
         parts = self._trainer.accumulate_grad_batches
         whole = ClosureResult.from_training_step_output(output, parts).asdict()
         self.output = apply_to_collection(whole, Tensor, Tensor.detach)
-        self._output = {}
-        for name, value in self.output.items():
-            with suppress(NotPlain):
-                noted = plain(value)
-                if size_of(noted) <= LIMIT:
-                    self._output[name] = noted
-        self._left_out = [name for name in self.output if name not in self._output]
+        self._output, self._left_out = partly_kept(self.output)
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -162,7 +156,8 @@ class Position:
         restore_metrics(module, state["metrics"])
         # these become values of the user's objects later
         self._reader.load(self._gone_back["loader"])
-        self._evaluations.restore(self._gone_back["evaluations"])
+        if "evaluations" in self._gone_back:  # a checkpoint of an earlier version has none
+            self._evaluations.restore(self._gone_back["evaluations"])
         self._stepping = state["batch"]
         return state
 

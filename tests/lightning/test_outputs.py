@@ -3,12 +3,24 @@ A replacement process does not take a part of an output that was left out for ab
 """
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
-from tft_lightning.outputs import PartialOutput
+import torch
+from tft_lightning.outputs import PartialOutput, partly_kept
+from tft_pytorch.plain_values import placed
 
 from tft.errors import UsageError
+from tft.spi import pack, unpack
+
+
+class Kind(Enum):
+    """
+    A name that a script may give a part.
+    """
+
+    LOSS = 1
 
 
 @pytest.fixture
@@ -52,3 +64,16 @@ def test_the_rest_is_as_in_the_first_process(output: PartialOutput) -> None:
     assert len(output) == 2
     with pytest.raises(KeyError):
         output["other"]
+
+
+def test_names_of_other_types_can_be_stored() -> None:
+    """When `training_step` names parts by members of an enumeration or by objects, then the state can be
+    packed, and a question for such a part of an enumeration raises."""
+    output = {"loss": 1.0, 3: None, Kind.LOSS: 2.0, object(): 3.0, "big": "x" * 40_000}
+    kept, left_out = partly_kept(output)
+    assert kept == {"loss": 1.0, 3: None}
+    names: Any = unpack(pack(left_out))
+    partial = PartialOutput(kept, placed(names, torch.device("cpu")))
+    for name in (Kind.LOSS, "big"):
+        with pytest.raises(UsageError):
+            partial.get(name)
