@@ -71,10 +71,20 @@ def _left_alone(owner: Any) -> frozenset[str]:
     return frameworks_own(owner)
 
 
+def held_metrics(callbacks: Iterable[Any]) -> Iterator[tuple[str, nn.Module]]:
+    """
+    Yield the metrics and collections of metrics that callbacks have as attributes, with their parts.
+    """
+    for number, callback in enumerate(callbacks):
+        for name, value in list(vars(callback).items()):
+            if isinstance(value, Metric | MetricCollection):
+                yield from value.named_modules(prefix=f"callback {number}.{name}")
+
+
 class KeptAttributes:
     """
     Keeps the changes of four kinds of attributes: those of the module that begin with an
-    underscore, those of its submodules, those of its metrics that are no states, and those of the
+    underscore, those of its submodules, those of metrics that are no states, and those of the
     data module. Finds the attributes that change and cannot be kept.
     """
 
@@ -156,8 +166,8 @@ def _either(underscored: Changes, public: Attributes) -> Keeps:
 
 def _objects(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     """
-    Yield the module, its submodules of the user's classes, its metrics, and the data module. Other
-    parts of metrics are left out.
+    Yield the module, its submodules of the user's classes, its metrics and those of callbacks, and the
+    data module. Other parts of metrics are left out.
     """
     module = trainer.lightning_module
     yield "module", module
@@ -168,5 +178,9 @@ def _objects(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         known = id(each) in metrics or _framework(type(each))
         if each is not module and (not known or isinstance(each, Metric | MetricCollection)):
             yield f"module.{name}", each
+    own = {id(each) for each in module.modules()}
+    for name, each in held_metrics(trainer.callbacks):
+        if isinstance(each, Metric | MetricCollection) and id(each) not in own:
+            yield name, each
     if trainer.datamodule is not None:
         yield "data", trainer.datamodule

@@ -105,7 +105,7 @@ class Position:
             "module": self._module.noted(),
             "changed": self._kept.noted(),
             "results": noted_results(loop._results),
-            "metrics": noted_metrics(module),
+            "metrics": noted_metrics(module, trainer.callbacks),
             "output": dict(self._output),
             "left_out": self._left_out,
             "loader": self._reader.state(loop.batch_idx),
@@ -153,7 +153,7 @@ class Position:
         self._put_attributes_back(state)
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
-        restore_metrics(module, state["metrics"])
+        restore_metrics(module, state["metrics"], trainer.callbacks)
         # these become values of the user's objects later
         self._reader.load(self._gone_back["loader"])
         if "evaluations" in self._gone_back:  # a checkpoint of an earlier version has none

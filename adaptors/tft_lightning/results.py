@@ -5,7 +5,8 @@ the values of the last step, and the states of the torchmetrics in the model.
 
 import builtins
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from tft_pytorch.plain_values import plain
 from torch import nn
 from torchmetrics import Metric
+
+from tft_lightning.kept_attributes import held_metrics
 
 _META = (
     "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph",
@@ -103,28 +106,31 @@ def _made(about: Mapping[str, Any], module: Any) -> Any:
 # ---------------------------------------------------------------- torchmetrics
 
 
-def _metrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, each) for name, each in module.named_modules() if isinstance(each, Metric))
+def _metrics(module: nn.Module, callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    found = chain(module.named_modules(), held_metrics(callbacks))
+    return ((name, each) for name, each in found if isinstance(each, Metric))
 
 
-def noted_metrics(module: nn.Module) -> dict[str, Any]:
+def noted_metrics(module: nn.Module, callbacks: Iterable[Any] = ()) -> dict[str, Any]:
     """
-    Return the states of all torchmetrics in `module`, by name.
+    Return the states of all torchmetrics in `module` and of those in `callbacks`, by name.
     """
     return {
         name: {
             "count": metric._update_count,
             "states": {state: plain(getattr(metric, state)) for state in metric._defaults},
         }
-        for name, metric in _metrics(module)
+        for name, metric in _metrics(module, callbacks)
     }
 
 
-def restore_metrics(module: nn.Module, noted: Mapping[str, Any]) -> None:
+def restore_metrics(
+    module: nn.Module, noted: Mapping[str, Any], callbacks: Iterable[Any] = ()
+) -> None:
     """
-    Give the torchmetrics in `module` the states that `noted_metrics` has returned.
+    Give the torchmetrics in `module` and in `callbacks` the states that `noted_metrics` has returned.
     """
-    for name, metric in _metrics(module):
+    for name, metric in _metrics(module, callbacks):
         if name not in noted:
             continue
         for state, value in noted[name]["states"].items():

@@ -83,7 +83,7 @@ def trained() -> Any:
     """
     Return what stands for a trainer.
     """
-    return SimpleNamespace(lightning_module=Module(), datamodule=Data())
+    return SimpleNamespace(lightning_module=Module(), datamodule=Data(), callbacks=[])
 
 
 def test_changes_are_put_back_and_lightnings_own_are_left_alone() -> None:
@@ -144,7 +144,9 @@ class Measured(LightningModule):  # type: ignore[misc]  # it has no types here
 def test_wrappers_and_collections_of_metrics_go_on_in_another_process() -> None:
     """When metrics keep counts and values beside their states, then a replacement goes on with
     them, and a survivor goes back to them."""
-    trainer, other = (SimpleNamespace(lightning_module=Measured(), datamodule=None) for _ in "ab")
+    trainer, other = (
+        SimpleNamespace(lightning_module=Measured(), datamodule=None, callbacks=[]) for _ in "ab"
+    )
     kept, elsewhere = KeptAttributes(trainer), KeptAttributes(other)
     assert kept.noted() == {}
     for value in (3.0, 1.0, 5.0):
@@ -156,6 +158,35 @@ def test_wrappers_and_collections_of_metrics_go_on_in_another_process() -> None:
         again.put_back(noted)
         restore_metrics(module.lightning_module, metrics)
         assert [module.lightning_module.see(value) for value in (7.0, 2.0)] == expected
+
+
+def test_a_metric_of_a_callback_goes_on_in_another_process() -> None:
+    """When a callback has metrics as attributes, then they go on as those of the module do."""
+
+    def measuring() -> Any:
+        callback = SimpleNamespace(mean=MeanMetric(), running=RunningMean(window=2), shared=None)
+        module = Module()
+        callback.shared = module.mean
+        return SimpleNamespace(lightning_module=module, datamodule=None, callbacks=[callback])
+
+    def see(trainer: Any, value: float) -> list[float]:
+        (callback,) = trainer.callbacks
+        metrics = (callback.mean, callback.running, callback.shared)
+        for each in metrics:
+            each.update(torch.tensor(value))
+        return [float(each.compute()) for each in metrics]
+
+    trainer, other = measuring(), measuring()
+    kept, elsewhere = KeptAttributes(trainer), KeptAttributes(other)
+    for value in (3.0, 1.0, 5.0):
+        see(trainer, value)
+    state = deepcopy((kept.noted(), noted_metrics(trainer.lightning_module, trainer.callbacks)))
+    expected = [see(trainer, value) for value in (7.0, 2.0)]
+    for again, each in ((elsewhere, other), (kept, trainer)):
+        noted, metrics = placed(deepcopy(state), torch.device("cpu"))
+        again.put_back(noted)
+        restore_metrics(each.lightning_module, metrics, each.callbacks)
+        assert [see(each, value) for value in (7.0, 2.0)] == expected
 
 
 def test_only_attributes_of_the_user_are_reported() -> None:
