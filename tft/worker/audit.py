@@ -130,12 +130,14 @@ class Findings:
         what: str,
         sentence: str,
         *,
+        inexact: str = "",
         refuse: bool | None = None,
         everywhere: bool = False,
-    ) -> bool:
+    ) -> None:
         """
-        Log a finding once, with `sentence` as the reason. Return True if the finding is new: no
-        earlier finding had the same `kind` and concerned the same part of the state, `what`.
+        Log a finding once, with `sentence` as the reason: not if an earlier finding had the same
+        `kind` and concerned the same part of the state, `what`. Add `inexact`, if it is not empty,
+        to the reasons why a recovery is not bit-identical.
 
         Usually all ranks have the same finding, so only rank 0 logs the finding. With `everywhere`,
         each rank logs the finding. If `refuse` is True, raise `UsageError` instead of logging. If
@@ -147,11 +149,12 @@ class Findings:
                 "script"
             )
         if (kind, what) in self._named:
-            return False
+            return
         self._named.add((kind, what))
         if self.rank == 0 or everywhere:
             log.warning("audit", finding=kind, why=sentence)
-        return True
+        if inexact:
+            self.inexact.append(inexact)
 
 
 @dataclass(slots=True)
@@ -325,16 +328,14 @@ class Audit:
         Raises `UsageError` in strict mode.
         """
         what = f"an iteration of session.steps opens more than one update window ({self._line()}, for step {step})"
-        if self.findings.report(
+        self.findings.report(
             "windows",
             "",
             f"{what}, and each window is a step: after an incident between them the loop goes on "
             "with the first one. Put all updates of an iteration into one window, or let each "
             "iteration do the part that belongs to the number of its step",
-        ):
-            self.findings.inexact.append(
-                f"{what}: after an incident the windows of an iteration may have changed places"
-            )
+            inexact=f"{what}: after an incident the windows of an iteration may have changed places",
+        )
 
     def collective_failed(self, step: int, error: BaseException) -> None:
         """
@@ -371,8 +372,7 @@ class Audit:
 
         Raises `UsageError` in strict mode.
         """
-        if self.findings.report("unkept", what, sentence):
-            self.findings.inexact.append(sentence)
+        self.findings.report("unkept", what, sentence, inexact=sentence)
 
     # ---------------------------------------------------------------- findings
 
@@ -384,18 +384,16 @@ class Audit:
             return
         what = f"generator{'s' * (len(moved) > 1)} {', '.join(moved)}"
         where = f"between the update window ({tail.window}) and the end of the step ({line})"
-        if self.findings.report(
+        self.findings.report(
             "draws",
             ", ".join(moved),
             f"the tail of step {tail.step} draws random numbers ({what}), {where}: after an "
             "incident they are drawn again, and training does not go on bit for bit. Draw there "
             "from a generator of your own, torch.Generator(); a DataLoader draws one number for "
             "each iterator unless it is given generator=",
-        ):
-            self.findings.inexact.append(
-                f"the loop draws random numbers in the tail of a step ({what}), {where}: after an "
-                "incident they are drawn a second time"
-            )
+            inexact=f"the loop draws random numbers in the tail of a step ({what}), {where}: after "
+            "an incident they are drawn a second time",
+        )
 
     def _drawn_ahead(self, step: int) -> None:
         """
@@ -412,26 +410,28 @@ class Audit:
         for name in moved:
             what = "the data position" if name == DATA else f"generator {name}"
             where = f"before its first step ({self._ahead.early[name]}) and within step {step}, before the update window closes ({self._line()})"
-            if self.findings.report(
+            self.findings.report(
                 "ahead",
                 name,
                 f"the loop moves {what} {where}: after an incident, and after a resume, the "
                 "function is called again, and the batches or random numbers that it had drawn "
                 "ahead are skipped. Draw the batch of a step at its start, or draw the next batch "
                 "after the update window; draw what is needed once outside the function",
-            ):
-                self.findings.inexact.append(
-                    f"the loop advances {what} {where}: batches taken ahead are skipped after an "
-                    "incident"
-                )
+                inexact=f"the loop advances {what} {where}: batches taken ahead are skipped after "
+                "an incident",
+            )
 
     def _repeated(self, kind: str, part: str, what: str, remedy: str) -> None:
         """
         Report state that the loop changes after the end of a step and before the next update
         window. An incident there may keep the change, and the loop then makes it once more.
         """
-        if self.findings.report(kind, part, f"{what}: {remedy}"):
-            self.findings.inexact.append(f"{what}: an incident there may repeat or undo the change")
+        self.findings.report(
+            kind,
+            part,
+            f"{what}: {remedy}",
+            inexact=f"{what}: an incident there may repeat or undo the change",
+        )
 
     def _unended(self, part: str, where: str) -> None:
         """
@@ -443,13 +443,13 @@ class Audit:
         change that was made after the window.
         """
         what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
-        if self.findings.report(
+        self.findings.report(
             "unended",
             part,
             f"{what}: an incident may undo the change. Take the steps from session.steps, or call "
             "session.end_step() as the last line of each iteration",
-        ):
-            self.findings.inexact.append(f"{what}: code after the update window may be undone")
+            inexact=f"{what}: code after the update window may be undone",
+        )
 
     def _changed_after_collective(self, tail: _Tail, look: Look, line: str) -> None:
         for part in _changed(tail.first or {}, look):
