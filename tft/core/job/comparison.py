@@ -290,15 +290,9 @@ class Comparison:
         unread = self.unread()
         if unread:
             return not_compared(unread)
-        held: dict[int, list[int]] = {}
-        for rank in self.sharing():
-            held.setdefault(self._job.ranks.states[rank].holdings.held or 0, []).append(rank)
-        if len(held) < 2:
-            return ""
-        ends = ", ".join(f"ranks {ranks} after step {step}" for step, ranks in sorted(held.items()))
-        return (
-            f"copies were not compared, because the ranks have finished at different steps: {ends}"
-        )
+        states = self._job.ranks.states
+        ends = uneven({rank: states[rank].holdings.held or 0 for rank in self.sharing()})
+        return f"copies were not compared, because {ends}" if ends else ""
 
     def unread(self) -> list[int]:
         """
@@ -627,6 +621,20 @@ def _may_be_right(rank_state: RankState, *, doubted: bool) -> bool:
     if rank_state.process.terminating or holdings.searching or holdings.disputed:
         return False
     return holdings.trusted or (doubted and not holdings.damaged)
+
+
+def uneven(ends: Mapping[int, int]) -> str:
+    """
+    Return a sentence that says after which steps the ranks have finished, or an empty text if all
+    have finished after the same step. `ends` maps each rank to its last step.
+    """
+    by_step: dict[int, list[int]] = {}
+    for rank, step in sorted(ends.items()):
+        by_step.setdefault(step, []).append(rank)
+    if len(by_step) < 2:
+        return ""
+    after = ", ".join(f"ranks {ranks} after step {step}" for step, ranks in sorted(by_step.items()))
+    return f"the ranks have finished at different steps: {after}"
 
 
 def not_compared(ranks: Sequence[int]) -> str:

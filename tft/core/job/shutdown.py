@@ -4,7 +4,7 @@ or without saving anything.
 """
 
 from tft.core.job.commands import JobOver
-from tft.core.job.comparison import note_habits, note_tails
+from tft.core.job.comparison import note_habits, note_tails, uneven
 from tft.core.job.facts import note_early
 from tft.core.job.incident import LastCheckpoint
 from tft.core.job.state import Job
@@ -147,14 +147,12 @@ class Shutdown:
         if plan is None or "commit" in job.incident.tasks:
             return False
         standings, ceiling = self._standings(), job.incident.spread.ceiling
-        groups = job.ranks.topology().groups
+        able = {
+            shard: {each.rank for each in sound(shard, ranks, standings, plan.step, ceiling)}
+            for shard, ranks in job.ranks.topology().groups.items()
+        }
         return any(
-            rank
-            not in {
-                each.rank for each in sound(shard, groups[shard], standings, plan.step, ceiling)
-            }
-            for rank, shards in plan.shards.items()
-            for shard in shards
+            rank not in able[shard] for rank, shards in plan.shards.items() for shard in shards
         )
 
     def _save(self, plan: SavePlan) -> None:
@@ -248,7 +246,9 @@ class Shutdown:
         """
         # periodic checkpoints that are incomplete now stay incomplete: no rank writes any more
         self._job.leave_unfinished(self._job.training.last_step + 1)
-        said = [self._absent() or FINISHED, self._uneven(), doubt]
+        ends = uneven({each.rank: each.position.step for each in self._job.ranks.member_states()})
+        # `doubt` may say the same about the ranks whose copies were not compared
+        said = [self._absent() or FINISHED, "" if ends and ends in doubt else ends, doubt]
         self.exit("completed", 0, "; ".join(filter(None, said)))
 
     def _absent(self) -> str:
@@ -261,21 +261,6 @@ class Shutdown:
         if not absent:
             return ""
         return f"every rank that was left has finished, but ranks {absent} had left and did not come back"
-
-    def _uneven(self) -> str:
-        """
-        Return a sentence that says after which steps the ranks have finished, or an empty text if
-        all have finished after the same step.
-        """
-        ended: dict[int, list[int]] = {}
-        for rank_state in self._job.ranks.member_states():
-            ended.setdefault(rank_state.position.step, []).append(rank_state.rank)
-        if len(ended) < 2:
-            return ""
-        after = ", ".join(
-            f"ranks {sorted(ranks)} after step {at}" for at, ranks in sorted(ended.items())
-        )
-        return f"the ranks have finished at different steps: {after}"
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
