@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule
 from tft_lightning.hook_changes import HookChanges
 from torch import nn
 
+from tests.lightning.sessions import Session
+
 
 class Net(LightningModule):  # type: ignore[misc]  # it has no types here
     """
@@ -33,21 +35,6 @@ class Clamping(Callback):  # type: ignore[misc]  # it has no types here
             each.data.clamp_(-0.01, 0.01)
 
 
-class Session:
-    """
-    Gathers the reports.
-    """
-
-    def __init__(self, *, audited: bool) -> None:
-        self.told: list[str] = []
-        self.audited = audited
-
-    def unkept(self, what: str, sentence: str) -> None:
-        """Note what was reported."""
-        assert "register_step_post_hook" in sentence
-        self.told.append(what)
-
-
 @pytest.mark.parametrize(
     ("audited", "changes", "told"),
     [(True, True, ["on_before_optimizer_step"]), (True, False, []), (False, True, [])],
@@ -57,7 +44,8 @@ def test_a_hook_that_changes_parameters_is_named(
 ) -> None:
     """When the hook changes parameters in an audited step, then it is named. A hook that does not is
     not named, and other steps are not looked at."""
-    hook, module, session = Clamping(), Net(), Session(audited=audited)
+    session = Session(lambda what: "register_step_post_hook", audited=audited)
+    hook, module = Clamping(), Net()
     trainer = SimpleNamespace(lightning_module=module, callbacks=[hook])
     with HookChanges(session, trainer).seen():  # type: ignore[arg-type]
         module.layer.weight.grad = torch.ones(2, 2)

@@ -18,6 +18,8 @@ from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 from torchmetrics.aggregation import RunningMean
 from torchmetrics.wrappers import MinMaxMetric
 
+from tests.lightning.sessions import Session
+
 
 class Block(nn.Module):
     """
@@ -64,19 +66,11 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]  # it has no types here
         self.things = [object()]
 
 
-class Session:
+def attribute(what: str) -> str:
     """
-    Gathers the reports.
+    Return the name of an attribute without that of its class.
     """
-
-    def __init__(self, *, audited: bool) -> None:
-        self.told: list[str] = []
-        self.audited = audited
-
-    def unkept(self, what: str, sentence: str) -> None:
-        """Note what was reported."""
-        assert what.split(".")[1] in sentence
-        self.told.append(what)
+    return what.split(".")[1]
 
 
 def trained() -> Any:
@@ -192,7 +186,7 @@ def test_a_metric_of_a_callback_goes_on_in_another_process() -> None:
 def test_only_attributes_of_the_user_are_reported() -> None:
     """When objects change in a callback of the user, then its own attributes are named, and not those
     of the callback of Lightning that it stands on."""
-    trainer, session = trained(), Session(audited=True)
+    trainer, session = trained(), Session(attribute, audited=True)
     own, native = Checkpoint(), ModelCheckpoint()
     kept = KeptAttributes(trainer)
     callbacks = [(each, Attributes(each)) for each in (own, native)]
@@ -211,7 +205,7 @@ def test_only_attributes_of_the_user_are_reported() -> None:
 def test_what_grows_too_large_is_reported_in_any_step() -> None:
     """When an attribute with an underscore grows too large behind the audited steps, then it is named
     once. An activation of this step is not."""
-    trainer, session = trained(), Session(audited=False)
+    trainer, session = trained(), Session(attribute, audited=False)
     kept, module = KeptAttributes(trainer), trainer.lightning_module
     module._seen.update(range(10_000))
     module.block._activation = module.block.linear(torch.ones(9000, 2))
