@@ -50,14 +50,14 @@ class Watched:
         self.device = device
         self._found: dict[int, tuple[object, Changes, frozenset[str]]] = {}
         self._taken: WeakKeyDictionary[Owners, int] = WeakKeyDictionary()
-        """The most bytes that the state had of each loader so far, with all copies."""
+        """By loader: the most bytes that its attributes have taken so far, with all copies."""
         self._unread: set[tuple[str, str]] = set()
         """Random generators that cannot be read: the classes of their owners, and their names."""
 
     def of(self, owner: object) -> Changes | None:
         """
-        Return what watches the attributes of `owner`, from the first call on. Return None for an
-        object of a framework, and for one that is kept in other ways.
+        Return the object that watches the attributes of `owner`. The first call makes it. Return
+        None for an object of a framework, and for one that is kept in other ways.
         """
         if not hasattr(owner, "__dict__") or isinstance(owner, _LEFT) or is_native(owner):
             return None

@@ -259,9 +259,8 @@ class Changes:
 
 def _has_many_parts(value: object) -> bool:
     """
-    Return True if the containers in `value` have so many parts that it is large, or a large tensor.
-    A dataset may have a list of millions, or all its items on a device, and to copy them would take
-    long.
+    Return True if `value` has a large tensor, or containers with very many parts. A dataset may hold
+    a list of millions, or all its items on a device. A copy of them would take long.
     """
     waiting, left = [value], LIMIT
     while waiting:

@@ -65,8 +65,8 @@ def with_all(
     content: Mapping[str, Any],  # Any: a checkpoint may hold values of any type
 ) -> dict[str, Any]:
     """
-    Return `content` with those of `tensors` added that torch would not store by their names. torch
-    stores a tuple as one object, also if it has tensors.
+    Return `content`, together with those of `tensors` that torch would not store under their own
+    names. torch stores a tuple as one object, even if there are tensors in it.
     """
     stored: set[str] = set()
     traverse_state_dict(dict(content), lambda path, _: stored.add(".".join(map(str, path))))

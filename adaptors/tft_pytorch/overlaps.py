@@ -28,14 +28,14 @@ class _Seen:
     """
 
     storages: tuple[StorageWeakRef, StorageWeakRef]
-    """Identify the memory, even if later memory gets the same address, and do not keep it."""
+    """Weak references to the memory. They differ even if later memory gets the same address."""
     digest: int
 
 
 class Overlaps:
     """
-    Refuses overlaps that came into being after the script has made its objects. Those that the
-    script has made itself are also in the objects of another process, which are filled in place.
+    Refuses overlaps that began after the script had made its objects. Overlaps that are there from
+    the beginning do no harm: another process makes them too, and its tensors are filled in place.
     """
 
     def __init__(self) -> None:

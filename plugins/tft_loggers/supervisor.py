@@ -136,7 +136,7 @@ class Supervisor:
     # Any: parsed JSON
     def _failures(self) -> Mapping[str, Mapping[str, Any]]:
         """
-        Return of each logger that fails how often it has failed in a row (`times`), and `why`.
+        Return the failing loggers by name: how often each has failed in a row (`times`), and `why`.
         """
         found = {name: read(self._directory / name / FAILED) for name in self._names}
         return {name: failure for name, failure in found.items() if failure}

@@ -520,9 +520,9 @@ class StepLoop:
 
     def _raise_swallowed(self, error: BaseException) -> None:
         """
-        Raise a fault for `error`, with which a collective of this step has failed, and after which
-        the script has nevertheless come to the update window: it has caught the exception, and the
-        gradients were not reduced. Do nothing if `error` is no fault, but an error of the script.
+        Raise a fault because a collective of this step has failed with `error`. The script has
+        caught the exception and come to the update window, so the gradients may not be reduced. Do
+        nothing if `error` is an error of the script.
 
         Raises `Interrupted` if an incident takes this rank out of the loop anyway.
         """

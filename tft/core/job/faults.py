@@ -187,8 +187,8 @@ class Faults:
 
     def _spread(self, rank_state: RankState, message: Faulted | Noticed, limit: int) -> None:
         """
-        Let all ranks go back to the end of step `limit` or an earlier one, because of a fault of a
-        process that cannot be acted on any more. Do nothing if training has ended.
+        Let all ranks go back to the end of step `limit` or of an earlier step. The fault is one of
+        a process that has ended or is being replaced. Do nothing if training has ended.
         """
         job = self._job
         if job.state in SETTLED:

@@ -260,7 +260,7 @@ class Shutdown:
         absent = sorted(ranks.states.keys() - ranks.members)
         if not absent:
             return ""
-        return f"every rank that was left has finished, but ranks {absent} had left and did not come back"
+        return f"all other ranks have finished, but ranks {absent} had left and did not come back"
 
     def exit(self, result: str, code: int, why: str) -> None:
         """

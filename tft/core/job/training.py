@@ -53,8 +53,8 @@ class Equal:
     """The last step at whose end the whole copies of each shard were found equal. Whole copies
     include module buffers; slices do not."""
     judged: int
-    """The last step at whose end the copies of all holders of each shard were compared, without one
-    that was lost before, and were equal or were repaired."""
+    """The last step at whose end the copies of all holders of each shard were compared, and were
+    equal or were repaired. A step does not count if a holder was lost before the comparison."""
 
     def reach(self, step: int) -> None:
         """
