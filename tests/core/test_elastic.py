@@ -72,6 +72,30 @@ def shrunk(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 # ---------------------------------------------------------------- scale in
 
 
+@pytest.mark.parametrize("left_before", [True, False])
+def test_state_of_a_rank_that_left_before_training_began_is_no_source(left_before: bool) -> None:
+    """When a rank left before the wrappers were built, and all ranks must go back to the start, then
+    its copies are not used: each rank may have an initial state of its own, which the wrappers make
+    equal. The copies of a rank that left later are used."""
+    job = ScriptedJob(
+        4, Policy(), strategies=STRATEGIES, columns=COLUMNS, placement={0: (0, 1), 1: (2,), 2: (3,)}
+    )
+    job.script.slow = {1}
+    job.start()
+    job.arrive(1)
+    while not job.orders(Rebuild if left_before else Rollback):
+        job.obey_next()
+    job.lose_node(2)
+    job.settle()
+    job.train(3)
+    assert job.machine.members == {0, 1}
+    assert job.ranks[2].alive
+    job.fault(1, "numeric", polluted=True, not_after=0)
+    job.settle()
+    assert bool(job.orders(Fetch)) == (not left_before)
+    assert (job.over is not None) == left_before
+
+
 def test_column_of_a_lost_node_leaves_and_the_other_ranks_continue() -> None:
     """When a node is lost and its ranks have no other place, then these ranks leave the job. The
     other ranks form process groups without them and continue at the interrupted step. No state is

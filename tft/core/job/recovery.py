@@ -216,7 +216,7 @@ class Recovery:
         if job.history.lost and incident.progress.furthest:
             # events of the job are lost, perhaps those that showed that the ranks had begun to
             # train. But a rank has completed a step, so they have trained
-            job.training.untrained = False
+            job.begin_training()
         for rank in incident.faulty() - self._only_switched():
             job.count(rank)
         # `finish` is the step that all ranks finish before they leave their loops: the highest step

@@ -282,7 +282,7 @@ class Restart:
         the wrappers may make the initial states equal.
         """
         job = self._job
-        job.training.untrained = False
+        job.begin_training()
         holders = () if job.training.began else self._comparison.holders()
         if holders and "compare" not in job.incident.tasks:
             job.issue(Compare(**job.key(), to=holders))

@@ -168,6 +168,19 @@ class Job:
         if not rank_state.holdings.searching or self.incident.progress.step is not None:
             self.incident.progress.saw(rank_state.position)
 
+    def begin_training(self) -> None:
+        """
+        Record that the ranks that take part have built their wrappers, such as DDP, for the first
+        time. The wrappers may have made the initial states of these ranks equal. So do not use the
+        initial state of a rank that has left the job before.
+        """
+        if not self.training.untrained:
+            return
+        self.training.untrained = False
+        for rank_state in self.ranks.states.values():
+            if rank_state.rank not in self.ranks.members and not rank_state.holdings.held:
+                rank_state.holdings.distrust()
+
     def search(self, *, over: bool = False) -> None:
         """
         Record that every rank that takes part begins to load a checkpoint. If `over` is True,
