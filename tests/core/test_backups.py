@@ -98,3 +98,17 @@ def test_a_step_that_is_completed_before_ranks_leave_their_loops_counts_as_lost(
     job.train()
     (incident,) = job.reports()
     assert (incident["step"], incident["steps_lost"]) == (6, 5)
+
+
+def test_copies_of_the_start_that_differ_after_they_were_equal_are_a_fault() -> None:
+    """When all ranks have begun with equal copies and later go back to copies of step 0 that one of
+    them fetches damaged, then this rank fetches once more."""
+    job = kept(trained(steps=9), 0)
+    job.ranks[3].state.backups = ()
+    job.script.miscopied = {3: 1}
+    job.fault(1, "numeric", polluted=True, not_after=0)
+    job.settle()
+    job.train()
+    assert [(f.to, f.step) for f in job.orders(Fetch)] == [((3,), 0), ((3,), 0)]
+    assert job.machine.begins_unlike == ()
+    assert job.doing == "healthy"

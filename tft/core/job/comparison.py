@@ -418,20 +418,34 @@ class Comparison:
         nevertheless, because the script may make the copies equal in its training loop. If the
         copies stay different, the next comparison of copies finds the difference.
         """
-        for difference in self._differences():
+        found = self._differences()
+        for difference in found:
             self._tell_begin(difference)
+        self._job.training.began_equal |= self._in_two_copies() - {each.shard for each in found}
+
+    def _in_two_copies(self) -> set[str]:
+        """
+        Return the shards whose initial state (of step 0) at least two members have digested.
+        """
+        digested: Counter[str] = Counter()
+        for rank_state in self._job.ranks.member_states():
+            if rank_state.holdings.held == 0:
+                digested.update((rank_state.holdings.digests or {}).keys())
+        return {shard for shard, copies in digested.items() if copies > 1}
 
     def _found(self, **which: bool) -> list[Difference]:
         """
         Return the differences between the copies that ranks hold. `which` has the arguments for the
-        method `_differences`. Differences between initial states (step 0) are only logged and not
-        returned, because the script may send the state of one rank to the other ranks later.
+        method `_differences`. If the initial states (step 0) of a shard were not equal when
+        training began, their differences are only logged and not returned, because the script may
+        send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
-        begins = [each for each in found if each.step == 0]
+        began_equal = self._job.training.began_equal
+        begins = [each for each in found if each.step == 0 and each.shard not in began_equal]
         for each in begins:
             self._tell_begin(each)
-        return [each for each in found if each.step > 0]
+        return [each for each in found if each not in begins]
 
     def _tell_begin(self, difference: Difference) -> None:
         shard, why = difference.shard, difference.sentence()

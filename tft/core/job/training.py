@@ -102,6 +102,9 @@ class Training:
     began: bool = False
     """True as soon as the initial states of the ranks were compared with each other, or need not be
     compared any more."""
+    began_equal: set[str] = field(default_factory=set)
+    """The shards of which several ranks held equal copies when the initial states were compared. A
+    later difference between copies of step 0 is a fault."""
     begins_unlike: dict[str, str] = field(default_factory=dict)
     """By shard: which ranks began to train with different copies of the shard, as a sentence. It is
     empty if all copies were found equal later, without a repair."""
