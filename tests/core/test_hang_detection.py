@@ -211,13 +211,50 @@ def test_late_beat_with_recent_movement_is_not_a_hang() -> None:
     assert watch.heard(beat(at + 0.1, 12), at + 500.0) is None
 
 
-def test_ranks_outside_the_loop_do_not_stall() -> None:
-    """When all ranks are outside the loop in an incident, then silence is no stall."""
+def test_silence_of_ranks_out_of_their_loops_counts_from_the_last_that_left() -> None:
+    """When all ranks have left their loops, also those of a second node, then the silence counts from
+    the heartbeat after the last one left. A node without ranks does not begin it anew."""
     watch, at = learnt(0.1)
-    for _ in range(20):
-        at += 0.5
-        assert watch.heard(beat(at, 11, moved=1.1, training=False), at) is None
-        assert watch.heard(Beat(node=1, pulses=(), at=at), at) is None
+    (pulse,) = beat(at, 11).pulses
+    other = Beat(node=1, pulses=(replace(pulse, rank=1),), at=at)
+    watch.heard(other, at)
+    gone = beat(at + 0.8, 11, moved=at, training=False)
+    assert watch.heard(gone, at + 0.8) is None
+    left = replace(other, pulses=(replace(pulse, rank=1, training=False),), at=at + 1.6)
+    assert not watch.out
+    assert watch.heard(left, at + 1.6) is None
+    assert watch.out
+    silences = [
+        watch.heard(Beat(node=node, pulses=(), at=at + after), at + after)
+        for after in (1.7, 2.5, 3.2, 4.0)
+        for node in (2, 3)
+    ]
+    assert [None if each is None else round(each, 6) for each in silences[-4:]] == (
+        [1.6, 1.6, 2.4, 2.4]
+    )
+
+
+def test_limit_does_not_depend_on_step_times_when_all_ranks_are_out() -> None:
+    """When all ranks have left their loops, then the limit is the shortest one, whether step times are
+    known or not, and longer before the first step after a resume."""
+    for watch in (Watch(POLICY), learnt(0.5)[0]):
+        watch.heard(beat(10.0, 11), 10.0)
+        watch.heard(beat(10.1, 11, training=False), 10.1)
+        assert watch.limit() == 1.0
+        watch.resumed(10.2)
+        assert watch.limit() == 10.0
+
+
+def test_new_controller_counts_silence_from_the_first_heartbeat() -> None:
+    """When a controller that has just started hears only ranks that are out of their loops, then
+    the time before its first heartbeat does not count."""
+    watch = Watch(replace(POLICY, stall_floor=3.0))
+    silences = [watch.heard(beat(at, 11, moved=1.0, training=False), at) for at in (50.0, 50.9)]
+    assert silences == [None, None]
+    for at in (51.8, 52.7, 53.6):
+        silence = watch.heard(beat(at, 11, moved=1.0, training=False), at)
+    assert silence is not None
+    assert round(silence, 6) == 3.6
 
 
 def test_rank_that_leaves_the_loop_does_not_hide_a_hang() -> None:
@@ -250,9 +287,9 @@ def test_silence_counts_from_the_resume_with_any_node_clock() -> None:
             at = 14.0 + count * 0.5
             watch.heard(beat(at, 111, moved=13.875, training=False), ours + at)
         watch.resumed(ours + 24.0)
-        assert watch.limit() == 25.0
         moments = [24.5 + count * 0.5 for count in range(51)]
         silences = [watch.heard(beat(at, 111, moved=13.875), ours + at) for at in moments]
+        assert watch.limit() == 25.0
         assert silences == [None] * 50 + [25.5]
 
 
@@ -482,6 +519,29 @@ def test_stall_without_a_suspect_is_reported_as_a_network_fault(*, window: bool,
     assert (fault["kind"], fault["rank"], fault["step"]) == ("network", None, step)
     assert "5" in fault["evidence"]
     assert job.orders(Kill) == []
+
+
+def test_ranks_that_all_leave_without_a_fault_are_brought_back() -> None:
+    """When all ranks have left their loops and no fault was reported, then all go back into them.
+    The report says what was seen. When a rank has finished, then nothing is done: there is a
+    deadline for the others."""
+    job = trained(3)
+    for one in job.ranks.values():
+        one.training = one.loop.waiting = False
+    job.stall(2.0, out=True)
+    assert job.machine.incidents == []
+    job.stall(5.0, out=True)
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    (fault,) = incident["faults"]
+    assert (fault["kind"], fault["rank"], incident["strategy"]) == ("network", None, "retry")
+    assert fault["evidence"].startswith("all ranks have left their training loops without a fault")
+    assert job.orders(Kill) == []
+    job.finish(0)
+    job.stall(5.0, out=True)
+    assert len(job.machine.incidents) == 1
+    assert job.doing == "healthy"
 
 
 def test_no_rank_is_suspected_when_only_a_lost_rank_could_have_waited() -> None:

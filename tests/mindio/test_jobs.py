@@ -123,6 +123,18 @@ def test_no_state_is_sent_when_the_clean_function_reports_none_lost(tmp_path: Pa
 
 
 @pytest.mark.soak
+@pytest.mark.soak
+def test_ranks_that_all_leave_their_loops_without_a_fault_train_on(tmp_path: Path) -> None:
+    """When a broken connection stops all ranks with FORCE STOP, so that none reports a fault, then all
+    train on after a while."""
+    faults = [[rank, 4, "loop", "FORCE STOP after a lost connection"] for rank in range(4)]
+    outcome = run(tmp_path, *faults)
+    assert_same(outcome)
+    assert outcome.strategies == ["retry"]
+    (fault,) = outcome.report["incidents"][0]["faults"]
+    assert fault["evidence"].startswith("all ranks have left their training loops")
+
+
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
     """When another launcher has started the processes, then each of these processes becomes the
     launcher of its rank. A replacement of the rank is a child of this process. Every rank, also a

@@ -368,7 +368,8 @@ class Controller:
         moves = self._beats.times.heard(beat)
         silence = self._beats.hang_detection.heard(beat, moves, now)
         if silence is not None and self._machine.state in WATCHED:
-            self._feed(Stalled(at=now, silence=silence, limit=self._beats.hang_detection.limit()))
+            watch = self._beats.hang_detection
+            self._feed(Stalled(at=now, silence=silence, limit=watch.limit(), out=watch.out))
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)

@@ -165,8 +165,9 @@ class _Timeline:
             case DeadlinePassed():
                 idle = not turn.commands and turn.before == turn.after
                 return "" if idle else "time is up"
-            case Stalled(silence=silence, limit=limit):
-                return f"no rank has moved for {silence:.1f} s, where {limit:.1f} s are the limit"
+            case Stalled(silence=silence, limit=limit, out=out):
+                what = "all ranks were out of their loops" if out else "no rank has moved"
+                return f"{what} for {silence:.1f} s, where {limit:.1f} s are the limit"
             case SlicesAgreed(step=step):
                 return f"all copies were equal at the end of step {step}"
             case SlicesDiffered(shard=shard, step=step, wrong=wrong, right=right):

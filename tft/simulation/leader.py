@@ -182,7 +182,8 @@ class Leader:
         now = self._stage.clock.now
         silence = self._hang_detection.heard(beat, self._times.heard(beat), now)
         if silence is not None and self.machine.state in WATCHED:
-            self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
+            watch = self._hang_detection
+            self._feed(Stalled(at=now, silence=silence, limit=watch.limit(), out=watch.out))
             self._hang_detection.resumed(now)
         self._slices.heard(beat)
         while self.machine.state not in SETTLED and (

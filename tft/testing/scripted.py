@@ -491,12 +491,13 @@ class ScriptedJob(JobShape):
         self.report(replace(checked(joined(asked, answers)), at=self.now))
         return next(iter(answers), None)
 
-    def stall(self, silence: float = 5.0) -> None:
+    def stall(self, silence: float = 5.0, *, out: bool = False) -> None:
         """
-        Let the hang detection report that no rank has moved for `silence` seconds.
+        Let the hang detection report that no rank has moved for `silence` seconds. With `out`, all
+        ranks have left their training loops.
         """
         self.now += silence
-        self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
+        self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0, out=out)))
         self.machine.check()
 
     def slices(self, verdict: SliceVerdict) -> None:

@@ -92,12 +92,13 @@ class Acknowledgements:
                 }
             case "resume":
                 rank_state.training = True
+                self._job.training.entered = self._job.timing.now
             case "fetch" | "load":
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
                 training = self._job.training
-                training.repaired = training.repaired or not training.untrained
+                training.start.repaired = training.start.repaired or not training.untrained
                 if message.order == "load":  # a loaded checkpoint also brings rank-local state
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)

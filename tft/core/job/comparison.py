@@ -421,17 +421,23 @@ class Comparison:
         found = self._differences()
         for difference in found:
             self._tell_begin(difference)
-        self._job.training.began_equal |= self._in_two_copies() - {each.shard for each in found}
+        self._note_equal_start(found)
 
-    def _in_two_copies(self) -> set[str]:
+    def _note_equal_start(self, found: Sequence[Difference]) -> None:
         """
-        Return the shards whose initial state (of step 0) at least two members have digested.
+        Record of which shards the initial states are equal. `found` are the differences between the
+        copies that the ranks hold. Do nothing if the initial states were compared before, or may still
+        be made equal by the wrappers.
         """
+        start = self._job.training.start
+        if start.compared or self._job.training.untrained:
+            return
         digested: Counter[str] = Counter()
         for rank_state in self._job.ranks.member_states():
             if rank_state.holdings.held == 0:
                 digested.update((rank_state.holdings.digests or {}).keys())
-        return {shard for shard, copies in digested.items() if copies > 1}
+        shared = {shard for shard, copies in digested.items() if copies > 1}
+        start.equal |= shared - {each.shard for each in found}
 
     def _found(self, **which: bool) -> list[Difference]:
         """
@@ -441,8 +447,9 @@ class Comparison:
         send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
-        began_equal = self._job.training.began_equal
-        begins = [each for each in found if each.step == 0 and each.shard not in began_equal]
+        self._note_equal_start(found)
+        equal = self._job.training.start.equal
+        begins = [each for each in found if each.step == 0 and each.shard not in equal]
         for each in begins:
             self._tell_begin(each)
         return [each for each in found if each not in begins]

@@ -42,6 +42,9 @@ class Stalled:
     limit: float
     """The limit that `silence` has exceeded, in seconds. The limit is computed from the step times.
     """
+    out: bool = False
+    """True if all ranks have left their training loops, and `silence` began when the last one left.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class Machine:
         Sentences that say which ranks began to train with different copies of a shard. Empty if no
         ranks did, or if the copies were found equal later.
         """
-        return tuple(self._job.training.begins_unlike.values())
+        return tuple(self._job.training.start.unlike.values())
 
     @property
     def epoch(self) -> int:
@@ -311,18 +311,36 @@ class Machine:
 
     def _stalled(self, event: Stalled) -> None:
         job, attempts = self._job, self._recovery.attempts
+        if event.out and not self._has_left(event):
+            return
         again = job.state is S.RESUMING
         attempts.open()
-        why = (
-            f"no rank has moved for {event.silence:.1f} s; the job's own step times allow "
-            f"{event.limit:.1f} s"
+        what = (
+            "all ranks have left their training loops without a fault, and none has returned"
+            if event.out
+            else "no rank has moved"
         )
+        allowed = "the limit is" if event.out else "the job's own step times allow"
+        why = f"{what} for {event.silence:.1f} s; {allowed} {event.limit:.1f} s"
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
         if again:  # the ranks were only just ordered to train again, so this attempt has failed
             attempts.again(why)
         else:
             attempts.freeze()
+
+    def _has_left(self, event: Stalled) -> bool:
+        """
+        Return True if every rank had entered its training loop, and all have left it for longer
+        than the limit in `event`. Return False if a rank has finished training, because then a
+        deadline runs for the others.
+        """
+        training = self._job.training
+        return (
+            not training.finished
+            and event.at - training.entered > event.limit
+            and all(rank_state.training for rank_state in self._job.ranks.member_states())
+        )
 
     # ---------------------------------------------------------------- unanswered orders, deadlines
 

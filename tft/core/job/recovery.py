@@ -273,7 +273,7 @@ class Recovery:
             return False
         self.comparison.judge()
         if asked:  # copies were compared, so do not compare the initial states separately later
-            job.training.began = True
+            job.training.start.compared = True
         self.choice.consider()
         return True
 

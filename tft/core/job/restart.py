@@ -283,13 +283,13 @@ class Restart:
         """
         job = self._job
         job.begin_training()
-        holders = () if job.training.began else self._comparison.holders()
+        holders = () if job.training.start.compared else self._comparison.holders()
         if holders and "compare" not in job.incident.tasks:
             job.issue(Compare(**job.key(), to=holders))
             return
         if holders:
             self._comparison.tell_begins()
-        job.training.began = True
+        job.training.start.compared = True
         self._roll_back()
 
     def _roll_back(self) -> None:
@@ -411,7 +411,7 @@ class Restart:
         job, step = self._job, self._job.incident.progress.agreed
         unread = self._comparison.unread()
         if not job.ranks.whole:
-            job.training.repaired = True
+            job.training.start.repaired = True
         if not unread or step == 0:
             job.training.equal.returned(step, judged=self._all_judged())
             job.training.forget_unlike(step)

@@ -4,6 +4,7 @@ Define the facts about the progress of training, about rollbacks, and about chec
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 
 from tft.core.job.origin import Origin
 from tft.core.job.refusals import Refusals
@@ -82,6 +83,25 @@ class Equal:
 
 
 @dataclass(slots=True, kw_only=True)
+class Start:
+    """
+    What is known about the initial states (of step 0) with which the ranks begin to train.
+    """
+
+    compared: bool = False
+    """True as soon as the initial states of the ranks were compared with each other, or need not be
+    compared any more."""
+    equal: set[str] = field(default_factory=set)
+    """The shards of which several ranks held equal copies when the initial states were compared. A
+    later difference between copies of step 0 is a fault."""
+    unlike: dict[str, str] = field(default_factory=dict)
+    """By shard: which ranks began to train with different copies of the shard, as a sentence. It is
+    empty if all copies were found equal later, without a repair."""
+    repaired: bool = False
+    """True if a rank has fetched or loaded its state, or has left, since training began."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Training:
     """
     How far the training of the job has come, and what is known about equal copies of shards.
@@ -99,22 +119,15 @@ class Training:
     untrained: bool = True
     """True until the ranks have built their wrappers (such as DDP) for the first time. Until then
     nothing is trained, and each rank may have an initial state of its own."""
-    began: bool = False
-    """True as soon as the initial states of the ranks were compared with each other, or need not be
-    compared any more."""
-    began_equal: set[str] = field(default_factory=set)
-    """The shards of which several ranks held equal copies when the initial states were compared. A
-    later difference between copies of step 0 is a fault."""
-    begins_unlike: dict[str, str] = field(default_factory=dict)
-    """By shard: which ranks began to train with different copies of the shard, as a sentence. It is
-    empty if all copies were found equal later, without a repair."""
-    repaired: bool = False
-    """True if a rank has fetched or loaded its state, or has left, since training began."""
+    start: Start = field(default_factory=Start)
+    """What is known about the initial states of the ranks."""
     tails: bool = False
     """True if the training loop of any rank reports where each step ends."""
     attempt: tuple[int, int] | None = None
     """The incident and the round in which the ranks were last ordered to resume training. The end
     of a pause does not change this pair. None: no rank has trained yet."""
+    entered: float = -inf
+    """The time at which a rank was last known to enter its training loop."""
     trained: set[int] = field(default_factory=set)
     """The ranks that have completed a step since all ranks were last ordered to train on, after an
     incident or a pause. Ranks that have finished training are included."""
@@ -145,7 +158,7 @@ class Training:
         """
         Record that ranks begin to train with different copies of a shard. `why` says which ranks.
         """
-        self.begins_unlike[shard] = why
+        self.start.unlike[shard] = why
 
     def found_equal(self, step: int) -> None:
         """
@@ -160,8 +173,8 @@ class Training:
         `step`. Do nothing if that is the step from which the job was started, or if a repair has
         made the copies equal.
         """
-        if step > self.first and not self.repaired:
-            self.begins_unlike.clear()
+        if step > self.first and not self.start.repaired:
+            self.start.unlike.clear()
 
 
 @dataclass(slots=True, kw_only=True)

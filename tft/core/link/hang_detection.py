@@ -10,7 +10,7 @@ import math
 from itertools import takewhile
 
 from tft.core.job.policy import Policy
-from tft.core.link.newest_move import NewestMove
+from tft.core.link.newest_move import NEVER, NewestMove
 from tft.core.link.step_times import Moves, StepTimes
 from tft.protocol.messages import Beat
 
@@ -30,6 +30,8 @@ class HangDetection:
         self._times = times
         self._moved = NewestMove()
         self._warming = False
+        self._training: set[int] = set()
+        """The nodes of which a rank is in its training loop."""
         # for each node: the local time at which its last heartbeat arrived. The node that has been
         # silent longest comes first
         self._beats: dict[int, float] = {}
@@ -47,18 +49,26 @@ class HangDetection:
         """
         return self._policy.node_silence
 
+    @property
+    def out(self) -> bool:
+        """
+        True if no rank is in its training loop.
+        """
+        return not self._training
+
     def limit(self) -> float:
         """
         Return how many seconds the job may stand still before this counts as a stall. The job
-        stands still while no rank makes progress.
+        stands still while no rank makes progress. If no rank is in its training loop, then none is
+        in a step, so the step times do not matter.
         """
-        if not self._times.known:
-            return self._policy.first_step
-        learnt = max(
-            self._policy.stall_floor,
-            self._policy.stall_factor * self._times.median,
-            3 * self._times.longest,
-        )
+        learnt = self._policy.stall_floor
+        if not self.out:
+            if not self._times.known:
+                return self._policy.first_step
+            learnt = max(
+                learnt, self._policy.stall_factor * self._times.median, 3 * self._times.longest
+            )
         return learnt * (self._policy.warming if self._warming else 1.0)
 
     def resumed(self, at: float) -> None:
@@ -82,13 +92,14 @@ class HangDetection:
         Record that a node is known to be lost. From now on, the method `silent` does not return it.
         """
         self._beats.pop(node, None)
+        self._training.discard(node)
         self._moved.leave(node)
 
     def heard(self, beat: Beat, moves: Moves, at: float) -> float | None:
         """
         Record a heartbeat that arrived at time `at`, with its `moves`. Return the seconds since the
-        last progress of any rank, if they are more than `limit` allows and a rank of this node is
-        training. Otherwise return None.
+        last progress of any rank, if they are more than `limit` allows. To leave the training loop
+        counts as progress. Otherwise, or if ranks train, but none of this node, return None.
 
         The time of the heartbeat is taken from the clock of the node, not from its arrival, because
         a restarted broker may deliver heartbeats late although no rank hangs. The offset between
@@ -107,8 +118,15 @@ class HangDetection:
         if moves.completed:
             self._warming = False
         self._moved.heard(beat.node, moves.newest + offset)
+        if moves.training:
+            self._training.add(beat.node)
+        elif beat.node in self._training:
+            self._training.remove(beat.node)
+            self._moved.not_before(beat.at + offset)
+        if self._moved.at == NEVER:  # a controller that has just started has seen no progress yet
+            self._moved.not_before(beat.at + offset)
         silence = beat.at + offset - self._moved.at
-        return silence if moves.training and silence > self.limit() else None
+        return silence if (moves.training or self.out) and silence > self.limit() else None
 
     def silent(self, at: float) -> list[int]:
         """
