@@ -77,6 +77,14 @@ def test_line_of_an_incident_says_that_training_may_differ() -> None:
         assert incident_line(told).endswith(clauses)
 
 
+def test_story_of_an_incident_says_what_was_tried_again() -> None:
+    """When an attempt has failed and was repeated, then the incident has a story, which says why."""
+    why = "retry: rank 1 could not fetch: digest differs"
+    told = incident(repeated=[why])
+    assert is_long(told)
+    assert why in incident_story(told)
+
+
 def test_open_incident_has_its_faults_and_its_strategy() -> None:
     """When an incident is not over, then the faults and the strategy are named as far as they are
     known."""

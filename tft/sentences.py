@@ -255,11 +255,11 @@ def _doubts(incident: Entry) -> list[str]:
 def is_long(incident: Entry) -> bool:
     """
     Return whether there is more to say about an incident than its sentence: stacks or a traceback,
-    or why training may not be the same.
+    why something was tried again, or why training may not be the same.
     """
     evidence = [str(fault.get("evidence", "")).strip() for fault in incident["faults"]]
-    more = (incident["inexact"], incident.get("unprotected"), incident.get("refused"))
-    return any("\n" in each for each in evidence) or any(more)
+    fields = ("inexact", "repeated", "unprotected", "refused")
+    return any("\n" in each for each in evidence) or any(incident.get(name) for name in fields)
 
 
 def incident_file(number: int) -> str:
@@ -275,6 +275,7 @@ def incident_story(incident: Entry) -> str:
     """
     lines = [incident_sentence(incident), ""]
     lines += _listed("Why no other strategy", why_not(incident))
+    lines += _listed("What was tried again, and why", incident.get("repeated", ()))
     lines += _listed("Not bit for bit the same", incident["inexact"])
     lines += _listed("Lost with a node", incident.get("unprotected", ()))
     lines += _listed("Refused updates", map(refusal_text, incident.get("refused", ())))

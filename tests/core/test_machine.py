@@ -266,6 +266,19 @@ def test_strategy_that_fails_three_times_is_given_up() -> None:
     assert "digest differs" in str(incident["tried"])
 
 
+def test_failed_attempt_is_in_the_report_when_a_later_one_succeeds() -> None:
+    """When a rank could not carry out an order at first, and the second attempt succeeds, then the
+    report says what had failed."""
+    job = trained()
+    job.fault(1, "memory")
+    job.script.failures[(1, "fetch")] = ["digest differs"]
+    job.settle()
+    job.train()
+    (incident,) = job.reports()
+    assert (incident["strategy"], incident["tried"]) == ("retry", [])
+    assert incident["repeated"] == ["retry: rank 1 could not fetch: digest differs"]
+
+
 def test_dead_process_ends_in_a_last_checkpoint_without_recover() -> None:
     """When `recover` is not enabled and a process dies, then the lowest remaining holder saves the
     shard, and a survivor saves the dead rank's rank-local state. The result of the job is `dumped`.

@@ -331,6 +331,7 @@ def _incident(incident: Entry, *, pictured: bool) -> list[str]:
         lines.append(_table(("phase", "what happens", "time"), rows))
     tried = [f"{each['strategy']}: {each['why_not']}" for each in incident["tried"]]
     lines += _headed("Why no other strategy", tried)
+    lines += _headed("What was tried again, and why", incident.get("repeated", ()))
     lines += _headed("Training may not be bit for bit the same", incident["inexact"])
     lines += _headed("Lost with a node", incident.get("unprotected", ()))
     refused = [

@@ -64,6 +64,7 @@ def _incident(incident: Entry) -> list[str]:
     lines += _listed(
         "Why no other strategy", (f"{t['strategy']}: {t['why_not']}" for t in incident["tried"])
     )
+    lines += _listed("What was tried again, and why", incident.get("repeated", ()))
     lines += _listed("Not bit for bit the same", incident["inexact"])
     lines += _listed("Lost with a node", incident.get("unprotected", ()))
     lines += _listed("Refused updates", (w for r in incident.get("refused", ()) for w in r["why"]))

@@ -207,6 +207,7 @@ class Attempts:
         """
         incident = self._job.incident
         incident.decision.attempts = attempts
+        incident.decision.repeated.append(f"{incident.decision.base}: {why}")
         if attempts >= self._job.policy.attempts:
             incident.decision.failed[incident.decision.base] = why
 

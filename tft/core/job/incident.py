@@ -229,6 +229,8 @@ class Decision:
     attempts: int = 0
     """The number of attempts of the present strategy that have failed. A new fault sets this number
     to 0."""
+    repeated: list[str] = field(default_factory=list)
+    """Why attempts of strategies have failed and were repeated, each with the name of the strategy."""
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies that were passed over when the present strategy was chosen, each with the
     reason."""

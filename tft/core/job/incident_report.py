@@ -60,6 +60,7 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
         "faults": [_fault_report(incident, fault, moment, began) for fault in roots],
         "strategy": incident.decision.strategy,
         "tried": [{"strategy": name, "why_not": why} for name, why in incident.decision.tried],
+        "repeated": list(dict.fromkeys(incident.decision.repeated)),
         "step": incident.progress.step,
         "steps_lost": incident.progress.steps_lost,
         "inexact": list(incident.exactness.sentences),
