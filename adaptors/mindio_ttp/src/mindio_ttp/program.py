@@ -136,8 +136,11 @@ class Program:
     """True if the program's function `zit_downgrade_rebuild`, which continues with fewer ranks, was
     called, and not all ranks have come back since."""
     _repaired: bool = False
-    """True if any rank has received state from another rank since the present group of ranks was
-    formed."""
+    """True if any rank has received state from another rank since this rank was last rolled back.
+    """
+    _moved: bool = False
+    """True if the state of this rank is not that of its last complete step any more, and the rank
+    was not rolled back since."""
     _light: bool = False
     """True if this rank needs no state from other ranks after a memory error. The value is True if
     the program's function `clean` has reported that no content of the device memory is lost."""
@@ -347,7 +350,7 @@ class Program:
             return
         try:
             self.handlers.call("stop", self.args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # `sys.exit` would end the thread without a word
             log.exception("stop_failed")
             self._stop_failed = f"{type(error).__name__}: {error}"
 
@@ -515,7 +518,7 @@ class Program:
         }
         told = self._gather(f"{self._group[0]}/repair", len(self._told), said)
         units = peer_transfer.units(told, self.world)
-        self._repaired = bool(units)
+        self._repaired = self._repaired or bool(units)
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
@@ -547,23 +550,26 @@ class Program:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:
             self.base = self.loaded - self.completed()
-        moved = self._overwritten or self.completed() != self._began_at or self.torn
+        if self._overwritten or self.completed() != self._began_at or self.torn:
+            self._moved = True
+        if not self._fresh:
+            self._call_rollback()
+        # if the function has failed, another round follows, in which all this still counts
         self.uce = self.torn = self._stopped = self._overwritten = self.stepped_out = False
+        self._moved = self._repaired = False
         self._known = self._met
         self._formed = 1 + max((told["formed"] for told in self._told.values()), default=0)
-        if self._fresh:
-            return
+
+    def _call_rollback(self) -> None:
+        self.step_is_known = True
         if self._scaled == "out":
-            self.step_is_known = True
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
-            return
-        if self._scaled == "in" and not (moved or self._repaired):
-            # no state was changed or sent, so the program can continue from its last complete step
-            self.step_is_known = True
-            return
-        self.step_is_known = self.handlers.has("rollback")
-        if self.step_is_known:
+        elif self._scaled == "in" and not (self._moved or self._repaired):
+            pass  # no state was changed or sent: the program continues from its last complete step
+        elif self.handlers.has("rollback"):
             self.handlers.call("rollback", self.repaired_to, self.args)
+        else:
+            self.step_is_known = False
 
     # ---------------------------------------------------------------- state from rank to rank
 
