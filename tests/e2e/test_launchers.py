@@ -305,7 +305,8 @@ def test_a_killed_process_of_torchrun_ends_the_job_with_a_last_checkpoint(
     assert outcome.code == 0, outcome.output
     assert outcome.output.count("the records of this run") == 2
     assert (
-        "of ranks [1], which were lost with their node: it can be loaded by hand" in outcome.output
+        "of ranks [1], which had left the job or were lost with their node: it can be loaded"
+        in outcome.output
     )
     assert "not resumed; it is set aside" in outcome.output
     assert "it goes on from step-" in outcome.output

@@ -286,7 +286,8 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
         return ""
     return (
         f"{directory} holds no RNG and data position of ranks {manifest.without_local_state}, "
-        "which were lost with their node: it can be loaded by hand, but not resumed"
+        "which had left the job or were lost with their node: it can be loaded by hand, but not "
+        "resumed"
     )
 
 
