@@ -48,6 +48,20 @@ def test_rank_with_suspect_memory_fetches_from_the_holders_of_its_shard(kind: Fa
     assert job.orders(Kill) == []
 
 
+def test_ranks_are_told_whether_a_completed_step_is_given_up() -> None:
+    """When a rank is lost before any rank has completed a further step, then no checkpoint of a later
+    step can exist, and the ranks are told so. When all go back to an earlier step, one may exist."""
+    job = trained()
+    job.kill(1)
+    job.settle()
+    job.train(5)
+    for rank in job.ranks.values():
+        rank.state.backups = (5,)
+    job.fault(2, "numeric", polluted=True, not_after=6)
+    job.settle()
+    assert [(r.step, r.goes_back) for r in job.orders(Rollback)] == [(3, False), (5, True)]
+
+
 def test_kept_copies_of_a_rank_with_a_memory_fault_are_not_used() -> None:
     """When a rank with a memory fault keeps copies of earlier steps, then no rank uses these
     copies, and the rank fetches from another rank."""

@@ -361,6 +361,21 @@ async def test_rank_local_state_at_a_rollback_is_kept_for_the_next_incident(
     await done(stage, Rollback(**key(2), step=5))
 
 
+async def test_ranks_roll_back_without_the_file_system_if_no_step_is_given_up(stage: Stage) -> None:
+    """When the directory of the checkpoints cannot be read, and no rank has completed a later step,
+    then the ranks roll back. If a step is given up, they do not: a later run would continue from a
+    checkpoint that was not set aside."""
+    await trains(stage, "1", "5")
+    await stage.report(Faulted, rank=1)
+    await done(stage, Freeze(**key(1), cause="a test"))
+    await done(stage, Stop(**key(1), finish=4, grace=1.0))
+    (stage.run_dir / "checkpoints").symlink_to("x" * 300)  # `stat` fails, as on a lost mount
+    for answer in await ordered(stage, Rollback(**key(1), step=5)):
+        assert answer.failure is not None
+        assert "File name too long" in answer.failure
+    await done(stage, Rollback(**key(1, round=2), step=5, goes_back=False))
+
+
 async def test_rank_that_cannot_save_sends_its_rank_local_state(stage: Stage) -> None:
     """When a rank cannot write its part of a checkpoint, then its answer carries its rank-local state
     of every kept step. Another rank can then write it."""

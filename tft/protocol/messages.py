@@ -1073,6 +1073,10 @@ class Rollback:
     derive: tuple[int, ...] = ()
     """The ranks that must compute their rank-local state from the step number, because they have
     not trained lately or their captured state is lost."""
+    goes_back: bool = True
+    """True if a rank may have completed a later step than `step`. Then there may be checkpoints of
+    later steps, which the ranks must set aside. False: there are none, so the ranks carry out the
+    order also while the file system with the checkpoints is not reachable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

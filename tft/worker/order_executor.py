@@ -365,7 +365,7 @@ class Hands:
         # of the step
         self._hold(order.step)
         self._page.forget_after(order.step, (order.incident, order.round))
-        self._saving.give_up(self._state.checkpoints, order.step)
+        self._give_up_checkpoints(order)
         lost = self._hook.tft_rollback(local_state=local_state, step=order.step)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
@@ -374,6 +374,18 @@ class Hands:
             # before the skip, and then skip again
             self._hook.tft_skip(batches=order.skip)
         return lost or ""
+
+    def _give_up_checkpoints(self, order: Rollback) -> None:
+        """
+        Set the checkpoints of later steps aside. If the file system cannot be read, raise `OSError`
+        only if there may be such checkpoints: a later run would continue from one of them.
+        """
+        try:
+            self._saving.give_up(self._state.checkpoints, order.step)
+        except OSError as error:
+            if order.goes_back:
+                raise
+            log.warning("checkpoints_not_readable", why=str(error))
 
     def _checked(self, order: Check) -> Work:
         result = self._check(order.name)

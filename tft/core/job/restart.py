@@ -293,8 +293,8 @@ class Restart:
         self._roll_back()
 
     def _roll_back(self) -> None:
-        job = self._job
-        step = job.incident.progress.agreed
+        job, progress = self._job, self._job.incident.progress
+        step = progress.agreed
         job.incident.exactness.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
@@ -313,6 +313,7 @@ class Restart:
                 if step in s.local_state.reported
             },
             derive=self._deriving(step),
+            goes_back=max(job.training.last_step, progress.furthest, progress.told) > step,
         )
         job.training.rollbacks.went_back((rollback.incident, rollback.round), step)
         job.nodes.overdue = {}
