@@ -126,6 +126,8 @@ class Stage:
         self.run = ""
         self.acknowledging = True
         self.kept_by: dict[int, int] = {}
+        self.silent: tuple[int, ...] = ()
+        """The nodes that count as lost because they were silent."""
         """What the next `Lead` says about the nodes that keep rank-local state."""
         self.arguments: tuple[str, ...] = ()
         """The arguments of the script, unless `agent` gets some."""
@@ -233,10 +235,17 @@ class Stage:
 
     def lead(self) -> None:
         """
-        Acknowledge all reports, and tell which node keeps the rank-local state of which.
+        Acknowledge all reports, and tell which node keeps the rank-local state of which, and which
+        nodes count as lost.
         """
         self.order(
-            Lead(epoch=self.epoch, heard=self._inbox.heard(), kept_by=self.kept_by, run=self.run)
+            Lead(
+                epoch=self.epoch,
+                heard=self._inbox.heard(),
+                kept_by=self.kept_by,
+                run=self.run,
+                silent=self.silent,
+            )
         )
 
     async def start(self, rank: int = 0, incarnation: int = 0) -> None:

@@ -220,6 +220,24 @@ async def test_kill_of_a_process_that_was_never_started_is_answered(stage: Stage
     assert not any(isinstance(report, Spawned) for report in stage.reports)
 
 
+async def test_node_that_counts_as_lost_joins_again_when_its_ranks_have_ended(stage: Stage) -> None:
+    """When an agent hears that its node counts as lost, then it waits until its ranks have ended, and
+    joins the job again."""
+    await stage.agent(WAIT)
+    await stage.report(NodeJoined)
+    await stage.start()
+    await stage.report(Spawned)
+    stage.silent = (0,)
+    stage.lead()
+    await stage.pulse(lambda pulse: pulse.rank == 0)  # the agent has handled the message by now
+    assert sum(isinstance(report, NodeJoined) for report in stage.reports) == 1
+    heard = len(stage.reports)
+    stage.order(_kill())
+    await stage.report(NodeJoined, since=heard)
+    kinds = [type(report) for report in stage.reports[heard:]]
+    assert kinds.index(Exited) < kinds.index(NodeJoined)
+
+
 async def test_a_rank_that_cannot_be_started_is_reported(stage: Stage) -> None:
     """When the process cannot be started, then `Exited` comes with status 127."""
     await stage.agent(WAIT)

@@ -367,6 +367,23 @@ def test_ranks_rejoin_when_their_node_returns() -> None:
     assert {r.step for r in job.ranks.values()} == {7}
 
 
+def test_silent_node_may_join_again_until_the_job_ends() -> None:
+    """When a node is silent, then its agent is told so until it joins the job again. When the job
+    ends, then no node is told so."""
+    job = shrunk()
+    assert job.machine.silent == [1]
+    job.come(1)
+    job.settle()
+    job.train()
+    assert job.machine.silent == []
+    assert job.machine.members == {0, 1, 2, 3}
+    job.lose_node(1)
+    assert job.machine.silent == [1]
+    job.stop()
+    job.settle()
+    assert job.machine.silent == []
+
+
 def test_parked_process_rejoins_with_its_column() -> None:
     """When one rank of a model replica was lost and is ready again, then the other rank of that
     replica, whose process stayed alive outside the job, rejoins in that process."""

@@ -327,6 +327,8 @@ def test_isolated_node_is_not_used_again() -> None:
     job.come(1)
     job.settle()
     assert [o for o in job.said[before:] if isinstance(o, Spawn) and o.node == 1] == []
+    job.lose_node(1)
+    assert job.machine.silent == []
 
 
 def test_isolation_without_room_elsewhere_ends_in_a_last_checkpoint() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.agent.stage import package
@@ -304,3 +305,33 @@ def test_a_job_that_may_scale_in_completes_without_a_lost_node(tmp_path: Path) -
     rows = outcome.rows()
     assert {(rank, FAKE_STEPS) in rows for rank in (0, 1)} == {True}
     assert sorted(outcome.finals()) == [0, 1]
+
+
+@pytest.mark.soak
+def test_a_node_that_stood_still_too_long_joins_again(tmp_path: Path) -> None:
+    """When all processes of a node are stopped for so long that the node counts as lost, and then go
+    on, then the ranks of this node end, start anew, and train with the others again."""
+    where = tmp_path / "run"
+    shared = ("--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1"), "--nnodes", "2")
+    words = ("--adaptor", "fake", *shared, "--node-rank")
+    arguments = ("700", "--seconds", "0.05")
+    with (
+        job(where, *words, "0", script=FAKE, arguments=arguments, nproc=2) as first,
+        job(where, *words, "1", script=FAKE, arguments=arguments, nproc=2) as second,
+    ):
+        until(reached(first, 20), "step 20")
+        launcher = psutil.Process(second.process.pid)
+        stopped = [launcher, *launcher.children(recursive=True)]
+        for process in stopped:
+            process.suspend()
+        until(lambda: "incident 1:" in first.output(), "fewer ranks", 40)
+        for process in stopped:
+            if process.is_running():
+                process.resume()
+        until(lambda: "incident 2:" in first.output(), "all ranks again", 40)
+        outcome = first.end()
+        second.end()
+    assert outcome.code == 0, outcome.output
+    shrinks, *later = (each["strategy"] for each in outcome.incidents)
+    assert (shrinks, set(later)) == ("scale_in", {"scale_out"})  # each rank comes as it is ready
+    assert sorted(outcome.finals()) == [0, 1, 2, 3]

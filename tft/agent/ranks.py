@@ -288,6 +288,13 @@ class Ranks:
                 found.append(last)
         return tuple(found)
 
+    @property
+    def empty(self) -> bool:
+        """
+        True if no rank of this node has a process or is about to get one.
+        """
+        return not any(each.process or each.due for each in self._rank_states.values())
+
     def posted(self) -> bool:
         """
         Return whether any rank of this node has posted digests of slices on its page.

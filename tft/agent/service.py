@@ -219,6 +219,8 @@ class Agent:
                 self._outbox.acknowledge(heard.get(self._sender, 0))
                 if not self._outbox.pending():
                     self._settled.set()
+                if self._settings.node in order.silent:
+                    self._join_again()
             case Spawn() if order.node == self._settings.node:
                 self._ranks.spawn(order)
             case Kill() if order.node == self._settings.node:
@@ -244,6 +246,17 @@ class Agent:
                 at=self._clock.now(),
             )
         )
+
+    def _join_again(self) -> None:
+        """
+        Join the job again, because this node counts as lost: it was cut off or stopped for too
+        long. Wait until its ranks have ended, because the job has gone on without them.
+        """
+        joins = any(isinstance(report, NodeJoined) for _, report in self._outbox.pending())
+        if joins or not self._ranks.empty or self._leave.done():
+            return
+        log.info("node_joins_again", node=self._settings.node)
+        self._join()
 
     def _recall(self, order: Recall) -> None:
         """

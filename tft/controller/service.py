@@ -464,6 +464,7 @@ class Controller:
             compared=self._machine.certified,
             kept_by=dict(self._machine.kept_by),
             run=self._settings.run,
+            silent=tuple(self._machine.silent),
         )
 
     async def _farewell(self, bus: Bus) -> None:

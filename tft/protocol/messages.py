@@ -748,6 +748,9 @@ class Lead:
     run: str = ""
     """The run (one start of `tft run` or `tft lead`) that this controller belongs to. Empty: the
     controller was started by hand."""
+    silent: tuple[int, ...] = ()
+    """The nodes that count as lost because they were silent. The agent of such a node joins the job
+    again when its ranks have ended, so that the job can use the node again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

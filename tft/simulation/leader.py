@@ -329,6 +329,7 @@ class Leader:
             incident=self.machine.incident.number,
             compared=self.machine.certified,
             kept_by=dict(self.machine.kept_by),
+            silent=tuple(self.machine.silent),
         )
         for node in stage.cluster.nodes.values():
             for moment in stage.network.down(now, self.link, node.connection.link):

@@ -183,6 +183,12 @@ class Mail:
         if not any(report == waiting for _, waiting in self._outbox.pending()):
             self.post(report)
 
+    def waits(self, kind: type[object]) -> bool:
+        """
+        Return True if a report of this kind waits for its acknowledgement.
+        """
+        return any(isinstance(waiting, kind) for _, waiting in self._outbox.pending())
+
     def connected(self) -> None:
         """
         Send all unacknowledged reports at once, since the broker can be reached again.

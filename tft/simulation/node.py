@@ -108,7 +108,11 @@ class Node:
         if not self.alive or self.started:
             return
         self.started = True
-        now = self.now
+        self._join()
+        self._stage.clock.after(BEAT * self._stage.rng.random(), self._beat)
+        self._stage.clock.after(0.05, self.open_store)
+
+    def _join(self) -> None:
         self.mail.post(
             NodeJoined(
                 node=self.number,
@@ -116,11 +120,18 @@ class Node:
                 pid=self.pid,
                 ranks=self.ranks,
                 spare=self._spare,
-                at=now,
+                at=self.now,
             )
         )
-        self._stage.clock.after(BEAT * self._stage.rng.random(), self._beat)
-        self._stage.clock.after(0.05, self.open_store)
+
+    def _join_again(self) -> None:
+        """
+        Join the job again after this node was cut off for too long, when its processes have ended.
+        """
+        states = self._ours.rank_states.values()
+        joins = self.mail.waits(NodeJoined)
+        if not (joins or self.leaving or any(each.process or each.due for each in states)):
+            self._join()
 
     def comes_back(self) -> None:
         """
@@ -242,6 +253,8 @@ class Node:
             self._epoch = lead.epoch
             self.mail.heard(lead)
             self._ours.local_states.led(lead)
+            if self.number in lead.silent:
+                self._join_again()
         for process in self.processes():
             process.hear_lead(lead)
 

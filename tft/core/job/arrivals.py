@@ -69,6 +69,7 @@ class Arrivals:
             ]  # the removed orders were for processes of the previous agent, which have ended
         job.nodes.ranks[message.node] = message.ranks
         job.nodes.lost.discard(message.node)
+        job.nodes.silent.discard(message.node)
         settled = sum(
             rank_state.node == message.node
             for rank_state in (*job.ranks.states.values(), *job.succession.successors.values())

@@ -119,6 +119,14 @@ class Machine:
         return [node for node in self._job.nodes.ranks if node not in self._job.nodes.lost]
 
     @property
+    def silent(self) -> Sequence[int]:
+        """
+        The nodes that count as lost because they were silent, and that may join the job again.
+        """
+        nodes = self._job.nodes
+        return [] if self.state in SETTLED else sorted(nodes.silent - nodes.isolated)
+
+    @property
     def kept_by(self) -> Mapping[int, int]:
         """
         By node: the other node that keeps a copy of the rank-local state (generators, data

@@ -48,6 +48,7 @@ class ProcessExits:
         if stranger and message.at <= job.nodes.came[message.node]:
             return None  # the report is about an earlier agent: the node has joined again since
         job.nodes.lost.add(message.node)
+        job.nodes.silent.add(message.node)
         if (
             message.node not in job.nodes.ranks
             and job.ranks.placeless()
