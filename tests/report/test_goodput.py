@@ -117,6 +117,22 @@ def test_steps_after_the_checkpoint_of_the_next_run_were_not_kept() -> None:
     assert split(goodput(told(*CALM), {}, 100.5, continued_from=81))[AGAIN] == 10.0
 
 
+def test_steps_after_the_last_row_of_a_killed_run_were_not_kept() -> None:
+    """When the last event of a killed run is 3 s after its last row, then the steps of these 3 s
+    were not kept either."""
+    result = goodput(told(*CALM), {}, 103.0, continued_from=81)
+    assert split(result) == {START: 10.0, TRAINING: 80.0, AGAIN: 13.0}
+
+
+def test_steps_are_lost_once_if_a_third_run_goes_back_behind_the_second() -> None:
+    """When a third run continues from before the second, then the second one loses only the steps
+    that it has trained itself."""
+    run = told(*CALM)
+    run.from_step = 86
+    run.samples = [each for each in run.samples if each.step > 86]
+    assert split(goodput(run, {}, 100.5, continued_from=40))[AGAIN] == 5.0
+
+
 def test_pause_lasts_until_all_ranks_train_again() -> None:
     """When the job is paused, then the pause ends with the first step. The way to the boundary is
     training."""

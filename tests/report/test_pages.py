@@ -18,6 +18,7 @@ from tft.core.job.commands import JobOver
 from tft.core.job.incident_report import job_report
 from tft.report.facts import gather
 from tft.report.html import html
+from tft.report.markdown import markdown
 from tft.report.picture import MOST, drawn
 from tft.sentences import incident_sentence, seconds
 
@@ -245,6 +246,56 @@ def test_controller_on_a_restarted_machine_goes_on_in_time(run_dir: Path) -> Non
     [run] = gather(run_dir).runs
     assert run.goodput.wall == pytest.approx(104.0)
     assert len(run.progress.leads) == 2
+
+
+def rows_of_run(at: int, run: str, from_step: int, *steps: int) -> str:
+    """
+    Return the rows of a run that begins at the time `at`, has one incident with the number 1, trains
+    these steps, one each second, and is killed.
+    """
+    lead = {"run": run, "opened": float(at), "epoch": 1, "world": 4, "from_step": from_step}
+    rows: list[dict[str, Any]] = [
+        {**lead, "first_incident": 1},
+        {"state": "awaiting", "incident": 1},
+        {"state": "healthy", "incident": 0},
+        *({"step": step, "ranks": 4} for step in steps),
+    ]
+    return "".join(
+        json.dumps({"at": at + n, "unix": 1000 + at + n, **row}) + "\n"
+        for n, row in enumerate(rows)
+    )
+
+
+def test_steps_that_any_later_run_threw_away_were_not_kept(run_dir: Path) -> None:
+    """When a third run continues from before the second one, or a run begins from an older checkpoint
+    than the newest, then the steps of the first run after that were not kept."""
+    (run_dir / "report.json").unlink()
+    first = rows_of_run(10, "a", 0, 1, 11, 21, 31, 41)
+    second = rows_of_run(100, "b", 40, 41, 51)
+    third = rows_of_run(200, "c", 20, 21, 31)
+    unloaded = rows_of_run(200, "c", 40, 21, 31)
+
+    for last in (third, unloaded):
+        (run_dir / "progress.jsonl").write_text(first + second + last)
+        again = [
+            part.times
+            for run in gather(run_dir).runs
+            for part in run.goodput.parts
+            if part.kind == "again"
+        ]
+        assert again == [21, 11, 0]
+
+
+def test_incident_names_its_run_if_there_are_several(run_dir: Path) -> None:
+    """When the incidents of a job are of two runs, then both pages say of which run each one is."""
+    report = json.loads((run_dir / "report.json").read_text())
+    report["incidents"].append(incident(id=2))
+    (run_dir / "report.json").write_text(json.dumps(report))
+    later = PROGRESS.replace('"run":"r"', '"run":"s"').replace('incident":1', 'incident":2')
+    (run_dir / "progress.jsonl").write_text(PROGRESS + later)
+    facts = gather(run_dir)
+    for page in (html(facts), markdown(facts)):
+        assert page.count("Incident 1 of run 1") == page.count("Incident 2 of run 2") == 1
 
 
 @pytest.mark.parametrize(

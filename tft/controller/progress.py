@@ -12,6 +12,7 @@ The file has three kinds of rows. `docs/reference/report.md` describes their key
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -33,6 +34,21 @@ or are between two positions."""
 Row = dict[str, object]
 
 log = structlog.get_logger()
+
+
+def last_incident(path: Path) -> int:
+    """
+    Return the highest number that an incident of an earlier run has in the file `path`; 0 if there
+    is none. A run that was killed has no report, so its incidents are only here and in the story.
+    """
+    highest = 0
+    with suppress(OSError), path.open("rb") as file:
+        for row in file:
+            if b'"state"' not in row:  # the rows about steps are far more, and have no incidents
+                continue
+            with suppress(ValueError, KeyError, TypeError):  # a row that was not finished
+                highest = max(highest, int(json.loads(row)["incident"]))
+    return highest
 
 
 class ProgressRows:

@@ -24,7 +24,7 @@ from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
 from tft.controller.inquiry import Inquiry
-from tft.controller.progress import ProgressFile
+from tft.controller.progress import ProgressFile, last_incident
 from tft.controller.report_file import ReportFile
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -82,6 +82,8 @@ Only this controller waits if the nodes are really lost."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
+PROGRESS = "progress.jsonl"
+"""The file with the progress of the job, in the run directory."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -140,7 +142,7 @@ class Controller:
             hang_detection=HangDetection(opened.policy, times),
             connections=Connections(self._machine.node_of),
             inquiry=Inquiry(settings.run_dir, times, self._publish, self._remark),
-            progress=ProgressFile(settings.run_dir / "progress.jsonl", opened),
+            progress=ProgressFile(settings.run_dir / PROGRESS, opened),
         )
         # an earlier controller has told the plugins its closed incidents, and where the ranks began
         self._report.newly_closed(self._machine.incidents)
@@ -211,6 +213,8 @@ class Controller:
             manifest = checkpoint.verify(newest)
             resume, older = (str(newest), manifest.step), checkpoint.older(store, manifest)
         earlier = [int(str(incident["id"])) for incident in self._report.earlier("incidents")]
+        if settings.resume:
+            earlier.append(last_incident(settings.run_dir / PROGRESS))
         return Opened(
             job=settings.job,
             run=settings.run,

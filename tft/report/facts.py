@@ -333,4 +333,8 @@ def _until(read: _Read, place: int, *, running: bool) -> float:
 
 
 def _continued_from(runs: Sequence[RunProgress], place: int) -> int | None:
-    return runs[place + 1].from_step if place + 1 < len(runs) else None
+    """
+    Return the earliest step from which a later run has continued. It need not be the next one: a
+    third run may find that the checkpoints of the second are damaged.
+    """
+    return min((run.began_after for run in runs[place + 1 :]), default=None)

@@ -107,8 +107,8 @@ def goodput(
 ) -> Goodput:
     """
     Return how the time of a run was spent, from its beginning to the time `until`. `incidents` has
-    what is known of its incidents, by their number. `continued_from` is the step from which the
-    next run has continued; None if there is no next run.
+    what is known of its incidents, by their number. `continued_from` is the earliest step from
+    which a later run has continued; None if there is no later run.
     """
     began, until = progress.opened, max(until, progress.last)
     spans = _spans(progress, incidents, until)
@@ -116,7 +116,8 @@ def goodput(
     spans = [each for span in spans for each in _still(span, progress.samples, step_time)]
     lost = sum(known.steps_lost for known in incidents.values())
     if continued_from is not None:
-        lost += max(0, progress.step - continued_from)
+        reached = progress.step + _unseen(progress, spans, step_time)
+        lost += max(0, reached - max(continued_from, progress.began_after))
     parts = _parts(spans, incidents, lost, step_time)
     shifted = (replace(s, start=s.start - began, end=s.end - began) for s in spans)
     return Goodput(wall=until - began, parts=parts, step_time=step_time, spans=tuple(shifted))
@@ -271,6 +272,16 @@ def _step_time(progress: RunProgress, spans: Sequence[Span]) -> float | None:
     trained = progress.step - progress.from_step
     seconds = sum(span.seconds for span in spans if span.kind == TRAINING)
     return seconds / trained if trained > 0 and seconds else None
+
+
+def _unseen(progress: RunProgress, spans: Sequence[Span], step_time: float | None) -> int:
+    """
+    Return how many steps a run that was killed may have trained after its last row about steps.
+    """
+    if not (spans and spans[-1].kind == TRAINING and progress.samples and step_time):
+        return 0
+    since = max(spans[-1].start, progress.samples[-1].at)
+    return max(0, int((spans[-1].end - since) / step_time))
 
 
 # ---------------------------------------------------------------- parts

@@ -23,7 +23,7 @@ from tft.report.goodput import (
     step_times,
 )
 from tft.report.progress import Sample, least_ranks
-from tft.report.sentences import ending, moment, next_steps, part_name, part_times
+from tft.report.sentences import ending, incident_title, moment, next_steps, part_name, part_times
 from tft.sentences import incident_sentence, seconds
 
 PICTURES = 200
@@ -296,7 +296,7 @@ def _incidents(facts: Facts) -> list[str]:
     if len(pictured) < len(facts.incidents):
         lines.append(f"<p>Only the {PICTURES} longest incidents have a picture.</p>")
     for place, incident in enumerate(facts.incidents):
-        lines += _incident(incident, pictured=place in pictured)
+        lines += _incident(facts, incident, pictured=place in pictured)
     return [*lines, "</section>"]
 
 
@@ -307,15 +307,15 @@ def _line(incident: Entry) -> tuple[str, ...]:
 
 
 def _anchor(incident: Entry) -> str:
-    # a run that was killed has no report, and the next run counts its incidents from 1 again
+    # earlier versions began again with 1 after a run that was killed
     return f"incident-{incident.get('run', 1)}-{incident['id']}"
 
 
-def _incident(incident: Entry, *, pictured: bool) -> list[str]:
+def _incident(facts: Facts, incident: Entry, *, pictured: bool) -> list[str]:
     number, anchor = incident["id"], _anchor(incident)
     lines = [
         f'<article class="incident" id="{anchor}" aria-labelledby="title-{anchor}">',
-        f'<h3 id="title-{anchor}">Incident {number}</h3>',
+        f'<h3 id="title-{anchor}">{incident_title(facts, incident)}</h3>',
         f"<p>{escape(incident_sentence(incident))}</p>",
         f'<p class="soft">{moment(incident.get("began_unix"))}</p>',
     ]

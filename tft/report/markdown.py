@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tft.core.job.incident_report import SECONDS
 from tft.report.facts import Entry, Facts
 from tft.report.goodput import Goodput
-from tft.report.sentences import ending, moment, next_steps, part_name, part_times
+from tft.report.sentences import ending, incident_title, moment, next_steps, part_name, part_times
 from tft.sentences import incident_sentence, seconds
 
 
@@ -30,7 +30,7 @@ def markdown(facts: Facts) -> str:
     if not facts.incidents:
         lines += ["None.", ""]
     for incident in facts.incidents:
-        lines += _incident(incident)
+        lines += _incident(facts, incident)
     lines += _more(facts)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -57,8 +57,8 @@ def _goodput(goodput: Goodput, runs: int) -> list[str]:
     return [*lines, ""]
 
 
-def _incident(incident: Entry) -> list[str]:
-    lines = [f"### Incident {incident['id']}", "", _text(incident_sentence(incident)), ""]
+def _incident(facts: Facts, incident: Entry) -> list[str]:
+    lines = [f"### {incident_title(facts, incident)}", "", _text(incident_sentence(incident)), ""]
     if when := moment(incident.get("began_unix")):
         lines += [when, ""]
     lines += _listed(

@@ -76,6 +76,15 @@ class RunProgress:
         """
         return self.samples[-1].step if self.samples else self.from_step
 
+    @property
+    def began_after(self) -> int:
+        """
+        The step after which the run has begun to train. It is earlier than `from_step` if the ranks
+        could not load that checkpoint, and have taken an older one: then the first row about steps
+        shows it, up to the steps that this row does not have.
+        """
+        return min([self.from_step, *(sample.step - 1 for sample in self.samples[:1])])
+
 
 def runs_of(text: str) -> tuple[list[RunProgress], int]:
     """

@@ -5,7 +5,7 @@ Sentences of a report: how the job ended, and what to do next. Those about incid
 
 from datetime import UTC, datetime
 
-from tft.report.facts import RUNNING, UNFINISHED, Facts
+from tft.report.facts import RUNNING, UNFINISHED, Entry, Facts
 from tft.report.goodput import AGAIN, END, INCIDENT, PAUSE, STANDING, START, TRAINING, Part
 
 KINDS = {
@@ -78,6 +78,14 @@ def next_steps(facts: Facts) -> list[str]:
     if facts.report.get("missed"):
         advice.append("Look at the checkpoints that could not be written.")
     return advice
+
+
+def incident_title(facts: Facts, incident: Entry) -> str:
+    """
+    Return how an incident is called. If the job has several runs, its run is named.
+    """
+    of_run = f" of run {incident['run']}" if len(facts.runs) > 1 and "run" in incident else ""
+    return f"Incident {incident['id']}{of_run}"
 
 
 def part_name(part: Part) -> str:

@@ -1,0 +1,28 @@
+"""
+How a controller begins to lead a run, without its bus: what it takes over from earlier runs.
+"""
+
+from pathlib import Path
+
+from tft.config import JobSettings
+from tft.controller.service import Controller
+from tft.replay.recording import Story, runs_of
+
+KILLED = """
+{"at":1,"unix":1,"run":"r","opened":1.0,"epoch":1,"world":2,"from_step":0,"first_incident":1}
+{"at":2,"unix":2,"state":"healthy","incident":0}
+{"at":3,"unix":3,"state":"freezing","incident":1}
+{"at":4,"unix":4,"state":"freezing","incident":2}
+{"at":5,"unix":5,"sta"""
+
+
+def test_incidents_are_numbered_on_after_a_run_that_was_killed(tmp_path: Path) -> None:
+    """When an earlier run in the directory had two incidents and was killed, so that it has no
+    report, then the first incident of the next run has the number 3."""
+    (tmp_path / "progress.jsonl").write_text(KILLED)
+    settings = JobSettings(job="j", run_dir=tmp_path, broker="127.0.0.1:1", resume=True)
+    with Story(tmp_path / "story.jsonl") as story:
+        Controller(settings, story)
+
+    runs = runs_of((tmp_path / "story.jsonl").read_bytes(), "story")
+    assert runs[1].opened.first_incident == 3
