@@ -189,6 +189,20 @@ def test_pipe_is_written_to_and_not_replaced(run_dir: Path, tmp_path: Path) -> N
     assert link.is_symlink()
 
 
+def test_dash_is_the_standard_output(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the file is `-`, then the report is printed and no file has this name. Two reports at once
+    are refused."""
+    monkeypatch.chdir(tmp_path)
+    for option, content in (("--html", html), ("--markdown", markdown)):
+        done = call(run_dir, option, "-")
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout == content(gather(run_dir))
+    assert not (tmp_path / "-").exists()
+    assert "only one of" in str(call(run_dir, "--html", "-", "--json").exception)
+
+
 def test_directory_without_a_job_is_refused(tmp_path: Path) -> None:
     """When no job has run in a directory, then nothing is written, and the reason is given."""
     done = call(tmp_path)

@@ -15,6 +15,8 @@ from tft.report.markdown import markdown
 from tft.report.summary import summary
 
 PAGE = "report.html"
+PRINTED = Path("-")
+"""As the name of a file: the standard output."""
 
 
 def report_command() -> click.Command:
@@ -29,6 +31,7 @@ def report_command() -> click.Command:
         text: Path | None,
         as_json: bool,
     ) -> int:
+        _check_one_is_printed(page, text, as_json=as_json)
         facts = gather(run_dir)
         plain = json.dumps(summary(facts), indent=1, default=str) + "\n"
         files: dict[Path, str] = {}
@@ -42,7 +45,6 @@ def report_command() -> click.Command:
             files[text] = markdown(facts)
         for path, content in files.items():
             _write(path, content)
-            click.echo(f"tft: the report is in {path}", err=True)
         if as_json:
             click.echo(plain, nl=False)
         return 0
@@ -62,13 +64,13 @@ def report_command() -> click.Command:
                 ["--html", "page"],
                 metavar="FILE",
                 type=click.Path(path_type=Path),
-                help="Write the page to FILE; report.html in the run directory if nothing is said.",
+                help="Write the page to FILE (-: print it); without an option: report.html in RUN_DIR.",
             ),
             click.Option(
                 ["--markdown", "text"],
                 metavar="FILE",
                 type=click.Path(path_type=Path),
-                help="Write the report as Markdown to FILE.",
+                help="Write the report as Markdown to FILE (-: print it).",
             ),
             click.Option(["--json", "as_json"], is_flag=True, help="Print the report as JSON."),
         ],
@@ -86,8 +88,20 @@ def _make(directory: Path) -> None:
         raise UsageError(f"{directory} cannot be made: {refused.strerror}") from None
 
 
+def _check_one_is_printed(page: Path | None, text: Path | None, *, as_json: bool) -> None:
+    if [page == PRINTED, text == PRINTED, as_json].count(True) > 1:
+        raise UsageError("only one of --html -, --markdown - and --json can be printed")
+
+
 def _write(path: Path, content: str) -> None:
+    """
+    Write a file and say where it is, or print its content.
+    """
+    if path == PRINTED:
+        click.echo(content, nl=False)
+        return
     try:
         write_whole(path, content)
     except OSError as refused:
         raise UsageError(f"{path} cannot be written: {refused.strerror}") from None
+    click.echo(f"tft: the report is in {path}", err=True)
