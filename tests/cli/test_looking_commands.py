@@ -60,6 +60,25 @@ def test_status_of_a_killed_job_says_what_is_left(tmp_path: Path) -> None:
     assert listed[1].split()[:6] == ["run", "ended", "without", "a", "report", "-"]
 
 
+def test_jobs_has_the_newest_step_that_is_written(tmp_path: Path) -> None:
+    """When a run was killed, or its parts do not answer, then the list has the step of the newest row
+    about its progress, and says that it may have been further."""
+    make_run_dir(tmp_path / "run")
+    address = free_address("127.0.0.1")
+    write_job(JobSettings(job="j", run_dir=tmp_path / "run", broker=address), ["train.py"])
+    rows = tmp_path / "run" / "progress.jsonl"
+    lead = '{"at":1,"unix":1,"run":"r","opened":1.0,"epoch":1,"from_step":40}\n'
+    rows.write_text('{"at":1,"unix":1,"step":53,"ranks":2}\n' + lead)
+    assert tft(tmp_path, "jobs", ".").stdout.splitlines()[1].split()[5] == "40+"
+
+    end = '{"at":3,"unix":3,"state":"freezing","incident":1}\n{"at":4,"un'
+    rows.write_text(lead + '{"at":2,"unix":2,"step":62,"ranks":2}\n' + end)
+    assert tft(tmp_path, "jobs", ".").stdout.splitlines()[1].split()[5] == "62+"
+    (tmp_path / "run" / "pids" / "run.pid").write_text(f"{os.getpid()}\n")
+    row = tft(tmp_path, "jobs", ".").stdout.splitlines()[1].split()
+    assert row[:5] == ["run", "running:", "no", "answer", "62+"]
+
+
 def test_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
     """When `job.json` of a run is damaged, then the list has the run, and its last line says why."""
     (tmp_path / "run").mkdir()

@@ -2,7 +2,7 @@
 `tft jobs`: lists the runs whose run directories are below a directory.
 
 Whether a run is running is found from its processes. What a running job does is asked of the job
-itself, because no file has the step that it has reached.
+itself, because the files have its step a second late, or not at all.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from tft.launcher.records import Records, read_records, run_dirs_below
 from tft.launcher.run_directory import STORY
 from tft.launcher.situation import Facts
 from tft.replay.following import StoryFollower
+from tft.report.facts import PROGRESS
+from tft.report.progress import newest_step
 
 _MOST = 1.0  # seconds to wait for the answer of a running job
 _AT_ONCE = 32
@@ -91,11 +93,15 @@ def _ended(records: Records) -> Facts:
         facts["steps"] = records.report.get("steps")
         facts["incidents"] = len(records.report["incidents"])
         return facts
+    facts["at_least"] = True
     story = StoryFollower(records.run_dir / STORY)
     story.read()
     if not story.failure:
         facts["steps"] = story.last_step
         facts["incidents"] = story.count
+    written = newest_step(records.run_dir / PROGRESS)
+    if written is not None:
+        facts["steps"] = max(written, facts["steps"] or 0)
     return facts
 
 
@@ -110,6 +116,9 @@ async def _running(records: Records) -> Facts:
             facts["doing"] = watch.state or None
             facts["steps"] = min((seen.pulse.position.step for seen in ranks), default=None)
             facts["incidents"] = None if watch.lead is None else watch.lead.incident
+    if facts["steps"] is None:
+        facts["steps"] = newest_step(records.run_dir / PROGRESS)
+        facts["at_least"] = True
     return facts
 
 
@@ -119,6 +128,7 @@ def _common(records: Records) -> Facts:
         "state": records.result,
         "doing": None,
         "steps": None,
+        "at_least": False,
         "incidents": None,
         "began": records.began,
         "command": list(records.command),
@@ -128,7 +138,7 @@ def _common(records: Records) -> Facts:
 
 
 def _unread(run_dir: Path, why: str) -> Facts:
-    facts: Facts = dict.fromkeys(("doing", "steps", "incidents"))
+    facts: Facts = {"doing": None, "steps": None, "at_least": False, "incidents": None}
     return {
         "run_dir": str(run_dir),
         "state": "unreadable",
@@ -176,5 +186,5 @@ def _cells(each: Facts, directory: Path) -> tuple[str, ...]:
 def _steps(each: Facts) -> str:
     if each["steps"] is None:
         return "-"
-    # ranks report their steps only in and after incidents, and the story has nothing else
-    return f"{each['steps']}+" if each["state"] == "ended without a report" else str(each["steps"])
+    # the files have a step a second late, or not at all
+    return f"{each['steps']}+" if each["at_least"] else str(each["steps"])

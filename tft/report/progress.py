@@ -4,6 +4,7 @@ Reads `progress.jsonl`, which the controller writes (`tft.controller.progress`).
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 JUMP = 5.0
 """The difference in seconds between CLOCK_MONOTONIC and the time of day, since the last row, from
 which a controller is taken to run on another machine, or on the same machine after a restart."""
+_TAIL = 1 << 16
+"""How much of the end of the file is read, in bytes, to find the newest step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,27 @@ class ProgressReader:
         whole = content[: content.rfind(b"\n") + 1]
         self._place += len(whole)
         self.unread += _take(self.runs, whole.decode(errors="replace"))
+
+
+def newest_step(path: Path) -> int | None:
+    """
+    Return the step of the newest row about steps, or the step from which a newer run has continued.
+    Only the end of the file is read. Return None if it has no such row or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            rows = file.read().split(b"\n")
+    except OSError:
+        return None
+    for text in reversed(rows):
+        with suppress(ValueError, KeyError, TypeError):  # not whole, or of another form
+            row = json.loads(text)
+            if "step" in row:
+                return int(row["step"])
+            if row.get("epoch") == 1:
+                return int(row["from_step"])
+    return None
 
 
 def _take(runs: list[RunProgress], text: str) -> int:
