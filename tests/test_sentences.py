@@ -140,6 +140,16 @@ def test_incident_with_more_to_say_has_a_story() -> None:
             "rank 2 is as fast as the others again since step 200",
         ),
         (
+            "checkpoints_suspended",
+            {"ranks": [2, 3], "step": 40},
+            "ranks 2-3 left after step 40: until they come back, no periodic checkpoint is written",
+        ),
+        (
+            "checkpoints_resumed",
+            {"step": 60},
+            "periodic checkpoints are written again since step 60",
+        ),
+        (
             "job_stands",
             {"seconds": 0.64, "ranks": [1], "stacks": "/runs/a/logs/stacks-1.txt"},
             "no rank has made progress for 0.64 s: rank 1 holds up the others; the stacks of all "

@@ -348,6 +348,13 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
                 )
             case "logger_failed_over":
                 return f"the logger {facts['logger']} takes values again"
+            case "checkpoints_suspended":
+                return (
+                    f"{ranks_of(facts['ranks'])} left after step {facts['step']}: until they come "
+                    "back, no periodic checkpoint is written"
+                )
+            case "checkpoints_resumed":
+                return f"periodic checkpoints are written again since step {facts['step']}"
             case "job_stands":
                 return _stands(facts)
             case "no_node_heard":

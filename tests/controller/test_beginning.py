@@ -1,11 +1,12 @@
 """
-How a controller begins to lead a run, without its bus: what it takes over from earlier runs.
+A controller without its bus: how it begins to lead a run, and what it tells operators.
 """
 
 from pathlib import Path
 
 from tft.config import JobSettings
 from tft.controller.service import Controller
+from tft.core.job.commands import Tell
 from tft.replay.recording import Story, runs_of
 
 KILLED = """
@@ -16,13 +17,29 @@ KILLED = """
 {"at":5,"unix":5,"sta"""
 
 
+def settings(run_dir: Path, *, resume: bool = False) -> JobSettings:
+    """
+    Return the settings of a controller that connects to nothing.
+    """
+    return JobSettings(job="j", run_dir=run_dir, broker="127.0.0.1:1", resume=resume)
+
+
 def test_incidents_are_numbered_on_after_a_run_that_was_killed(tmp_path: Path) -> None:
     """When an earlier run in the directory had two incidents and was killed, so that it has no
     report, then the first incident of the next run has the number 3."""
     (tmp_path / "progress.jsonl").write_text(KILLED)
-    settings = JobSettings(job="j", run_dir=tmp_path, broker="127.0.0.1:1", resume=True)
     with Story(tmp_path / "story.jsonl") as story:
-        Controller(settings, story)
+        Controller(settings(tmp_path, resume=True), story)
 
     runs = runs_of((tmp_path / "story.jsonl").read_bytes(), "story")
     assert runs[1].opened.first_incident == 3
+
+
+def test_suspended_checkpoints_are_a_remark(tmp_path: Path) -> None:
+    """When ranks have left, so that no periodic checkpoint is written, then consoles and the report get
+    a remark about it."""
+    with Story(tmp_path / "story.jsonl") as story:
+        controller = Controller(settings(tmp_path), story)
+        controller._do(Tell(event="checkpoints_suspended", facts={"ranks": [1], "step": 4}))
+
+    assert '"event": "checkpoints_suspended"' in (tmp_path / "remarks.jsonl").read_text()

@@ -384,6 +384,27 @@ def test_silent_node_may_join_again_until_the_job_ends() -> None:
     assert job.machine.silent == []
 
 
+def test_shrunk_job_says_at_once_that_it_writes_no_periodic_checkpoint() -> None:
+    """When ranks leave a job with periodic checkpoints, then the operator is told when it trains on,
+    once. When the ranks are back, the operator is told that checkpoints are written again."""
+    job = elastic(checkpoint_every=100)
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    assert job.facts("checkpoints_suspended") == [{"ranks": [2, 3], "step": 3}]
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert len(job.facts("checkpoints_suspended")) == 1
+    assert job.facts("checkpoints_resumed") == []
+    job.come(1)
+    job.settle()
+    job.train()
+    assert job.machine.members == {0, 1, 2, 3}
+    assert [facts["step"] for facts in job.facts("checkpoints_resumed")] == [job.ranks[0].step - 1]
+    assert shrunk().facts("checkpoints_suspended") == []
+
+
 def test_parked_process_rejoins_with_its_column() -> None:
     """When one rank of a model replica was lost and is ready again, then the other rank of that
     replica, whose process stayed alive outside the job, rejoins in that process."""

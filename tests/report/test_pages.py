@@ -65,7 +65,10 @@ def run_dir(tmp_path: Path) -> Path:
     over = JobOver(result="completed", code=0, why="every <b>rank</b> has finished")
     entry = incident(faults=[fault(evidence=EVIL)], inexact=["a <i>reason</i>"])
     report = job_report(over, 50, [entry], [{"rank": 1, "why": EVIL, "step": 5, "times": 2}])
-    report["remarks"] = [{"event": "rank_slow", "at": 1.0, "facts": {"rank": "<u>3</u>"}}]
+    report["remarks"] = [
+        {"event": "rank_slow", "at": 1.0, "facts": {"rank": "<u>3</u>"}},
+        {"event": "logger_failed_over", "at": 2.0, "facts": {"logger": "wandb"}},
+    ]
     found = tmp_path / "a <run>"
     found.mkdir()
     (found / "report.json").write_text(json.dumps(report))
@@ -146,6 +149,7 @@ def test_page_says_what_happened(run_dir: Path) -> None:
         "incidents: recover",
         "Checkpoints that could not be written",
         "rank_slow: rank &lt;u&gt;3&lt;/u&gt;",
+        "the logger wandb takes values again",
         "1970-01-01 00:16:40 UTC",  # the begin of the run
         "1970-01-01 00:16:49 UTC",  # the incident
     ):

@@ -30,6 +30,7 @@ from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.job.machine import Machine
 from tft.core.job.policy import STRATEGIES, Policy
+from tft.core.job.training import CHECKPOINTS_RESUMED, CHECKPOINTS_SUSPENDED
 from tft.core.job.transitions import CALM, SETTLED, State
 from tft.core.link.connections import Connections
 from tft.core.link.delivery import Inbox
@@ -82,6 +83,8 @@ Only this controller waits if the nodes are really lost."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
+REMARKED = frozenset({CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED})
+"""The events of the job machine that operators are told as remarks about the job too."""
 PROGRESS = "progress.jsonl"
 """The file with the progress of the job, in the run directory."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
@@ -580,7 +583,7 @@ class Controller:
                 self._report.write(command, self._machine, self._beats.protection.steps())
                 self._over.set()
             case Tell(event=event, facts=facts):
-                self._tell(event, **facts)
+                (self._remark if event in REMARKED else self._tell)(event, **facts)
             case Consult():
                 self._advisors.consult(command, self._own)
             case _:

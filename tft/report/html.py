@@ -24,7 +24,7 @@ from tft.report.goodput import (
 )
 from tft.report.progress import Sample, least_ranks
 from tft.report.sentences import ending, incident_title, moment, next_steps, part_name, part_times
-from tft.sentences import incident_sentence, seconds
+from tft.sentences import incident_sentence, remark_text, seconds
 
 PICTURES = 200
 """The most incidents that are drawn: a picture has about 15 kB. The longest ones are drawn."""
@@ -352,14 +352,11 @@ def _more(facts: Facts) -> list[str]:
     missed = [
         f"step {m['step']}, {m['times']} times: {m['why']}" for m in facts.report.get("missed", ())
     ]
-    remarks = [
-        f"{r['event']}: " + ", ".join(f"{name} {value}" for name, value in r["facts"].items())
-        for r in facts.report.get("remarks", ())
-    ]
+    remarks = [remark_text(r["event"], r["facts"]) for r in facts.report.get("remarks", ())]
     return [
         *_headed("Checkpoints that could not be written", missed, level=2),
         *_headed("Different copies at the start", facts.report.get("begins_unlike", ()), level=2),
-        *_headed("Remarks of plugins", remarks, level=2),
+        *_headed("Remarks", remarks, level=2),
     ]
 
 

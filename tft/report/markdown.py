@@ -9,7 +9,7 @@ from tft.core.job.incident_report import SECONDS
 from tft.report.facts import Entry, Facts
 from tft.report.goodput import Goodput
 from tft.report.sentences import ending, incident_title, moment, next_steps, part_name, part_times
-from tft.sentences import incident_sentence, seconds
+from tft.sentences import incident_sentence, remark_text, seconds
 
 
 def markdown(facts: Facts) -> str:
@@ -83,11 +83,11 @@ def _more(facts: Facts) -> list[str]:
     missed = (
         f"step {m['step']}, {m['times']} times: {m['why']}" for m in facts.report.get("missed", ())
     )
-    remarks = (f"{r['event']}: {r['facts']}" for r in facts.report.get("remarks", ()))
+    remarks = (remark_text(r["event"], r["facts"]) for r in facts.report.get("remarks", ()))
     return [
         *_listed("Checkpoints that could not be written", missed),
         *_listed("Different copies at the start", facts.report.get("begins_unlike", ())),
-        *_listed("Remarks of plugins", remarks),
+        *_listed("Remarks", remarks),
     ]
 
 

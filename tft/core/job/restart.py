@@ -18,6 +18,7 @@ from tft.core.job.facts import (
 )
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
+from tft.core.job.training import CHECKPOINTS_RESUMED, CHECKPOINTS_SUSPENDED
 from tft.core.job.transitions import State
 from tft.core.plan.offers import RELOADING
 from tft.core.plan.repair import Repair, plan_repair
@@ -388,6 +389,7 @@ class Restart:
         job.training.refusals.resumed()
         self._note_compared()
         self._note_leaving()
+        self._note_suspended()
         job.incident.spread.lift()
         for rank_state in job.ranks.member_states():
             rank_state.finished = rank_state.holdings.fetched = False
@@ -435,6 +437,22 @@ class Restart:
                 "their part of the data until they come back"
             )
             job.incident.exactness.reservations.append((step, why))
+
+    def _note_suspended(self) -> None:
+        """
+        Log when ranks have left the job, so that no periodic checkpoint is completed: it needs the
+        part of every rank. Log also when they are back.
+        """
+        job, absent = self._job, sorted(self._job.ranks.states.keys() - self._job.ranks.members)
+        suspended = bool(absent and job.policy.checkpoint_every)
+        if suspended == job.checkpoints.suspended:
+            return
+        job.checkpoints.suspended = suspended
+        step = job.incident.progress.agreed
+        if suspended:
+            job.tell(CHECKPOINTS_SUSPENDED, ranks=absent, step=step)
+        else:
+            job.tell(CHECKPOINTS_RESUMED, step=step)
 
     def _all_judged(self) -> bool:
         """

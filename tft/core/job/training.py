@@ -10,6 +10,8 @@ from tft.core.job.origin import Origin
 from tft.core.job.refusals import Refusals
 
 UNFINISHED = "ranks ended before they had written their part"
+CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED = "checkpoints_suspended", "checkpoints_resumed"
+"""Events for operators: no periodic checkpoint can be written, and they are written again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,6 +201,8 @@ class Checkpoints:
     controller itself has noticed that the checkpoint is incomplete."""
     told: set[int] = field(default_factory=set)
     """The steps of the checkpoints that were logged as missed."""
+    suspended: bool = False
+    """True while no periodic checkpoint can be completed, because ranks have left the job."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
     is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""
