@@ -2,6 +2,8 @@
 The run directory: which runs may use it, and which files the launcher leaves in it.
 """
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -359,3 +361,33 @@ def test_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     assert f"the disk of {tmp_path} is full: the controller waits for room" in room.sentence()
     assert room.sentence() == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "cause"),
+    [
+        ("open", errno.ENOSPC, "the disk of {} has no inode left for another file"),
+        ("open", errno.EDQUOT, "a quota on the disk of {} is used up"),
+        ("write", errno.EDQUOT, "a quota on the disk of {} is used up"),
+        ("write", errno.ENOSPC, "the disk of {} is full"),
+    ],
+)
+def test_other_lack_of_room_is_told_with_its_cause(
+    call: str, number: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk has room, but a quota or the inodes are used up, then the sentence about what waits
+    says so, and nothing is left in the run directory."""
+
+    class Refusing(io.FileIO):
+        def write(self, content: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+    def refuse(path: Path, *how: object, **more: object) -> io.BufferedWriter:
+        if call == "open":
+            raise OSError(number, os.strerror(number))
+        return io.BufferedWriter(Refusing(path, "w"))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    expected = f"{cause.format(tmp_path)}: the controller waits for room"
+    assert RoomWatch(tmp_path).sentence().startswith(expected)
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ and finds out which launchers use the directory now. The directory contains:
     report.json     the report of the job, written by the controller at the end
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -401,20 +402,40 @@ class RoomWatch:
 
     def sentence(self) -> str:
         """
-        Return a sentence about the disk if it is full now. Return an empty text if it has room, if
-        that cannot be found out, or if the sentence was returned before.
+        Return a sentence about the disk if it has no room now. Return an empty text if it has room,
+        if that cannot be found out, or if the sentence was returned before.
         """
-        try:
-            disk = os.statvfs(self._run_dir)
-        except OSError:
-            return ""
-        if self._told or disk.f_bavail * disk.f_frsize >= _ROOM:
+        lacks = "" if self._told else room_lacks(self._run_dir)
+        if not lacks:
             return ""
         self._told = True
-        return (
-            f"the disk of {self._run_dir} is full: the controller waits for room, and so do repairs "
-            "and the end of the job"
-        )
+        return f"{lacks}: the controller waits for room, and so do repairs and the end of the job"
+
+
+def room_lacks(run_dir: Path) -> str:
+    """
+    Return why nothing more can be written into the run directory: its disk is full, or has no inode
+    left, or a quota is used up. Return an empty text if it has room, or if that cannot be found out.
+    """
+    full = f"the disk of {run_dir} is full"
+    probe, made = run_dir / f".room.{os.getpid()}", False
+    try:
+        disk = os.statvfs(run_dir)
+        if disk.f_bavail * disk.f_frsize < _ROOM:
+            return full
+        # only a write meets a quota. `open` raises what the file system says when the file is closed
+        with probe.open("wb") as file:
+            made = True
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        if error.errno == errno.EDQUOT:
+            return f"a quota on the disk of {run_dir} is used up"
+        if error.errno == errno.ENOSPC:
+            return full if made else f"the disk of {run_dir} has no inode left for another file"
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return ""
 
 
 class FreshReport:
