@@ -2,6 +2,7 @@
 Files that are written as a whole.
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,6 +19,24 @@ def test_file_is_replaced_and_no_draft_is_left(tmp_path: Path) -> None:
     path.write_text("old")
     write_whole(path, "new")
     assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_draft_of_a_file_for_which_there_is_no_room_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk is full in the middle of a file, then the old content stays and nothing else."""
+
+    def cut_off(path: Path, text: str) -> int:
+        path.write_bytes(text[:2].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "write_text", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 

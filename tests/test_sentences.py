@@ -150,6 +150,12 @@ def test_incident_with_more_to_say_has_a_story() -> None:
             "periodic checkpoints are written again since step 60",
         ),
         (
+            "report_waits",
+            {"why": "No space left on device"},
+            "the report cannot be written yet: No space left on device; the job ends when there is room "
+            "for it, or with a second signal without it",
+        ),
+        (
             "job_stands",
             {"seconds": 0.64, "ranks": [1], "stacks": "/runs/a/logs/stacks-1.txt"},
             "no rank has made progress for 0.64 s: rank 1 holds up the others; the stacks of all "

@@ -3,10 +3,15 @@ Functions that write files for other processes, so that a reader finds either th
 or the whole new content, and that sync files to the disk.
 """
 
+import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a write for which the disk has no room, no inode left, or a quota that is used up."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -22,8 +27,14 @@ def write_whole(path: Path, text: str) -> None:
         return
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError:
+        # what a full disk has taken of it is no use, and keeps room from others
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_object(path: Path) -> dict[str, Any]:  # Any: parsed JSON

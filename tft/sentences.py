@@ -355,6 +355,11 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
                 )
             case "checkpoints_resumed":
                 return f"periodic checkpoints are written again since step {facts['step']}"
+            case "report_waits":
+                return (
+                    f"the report cannot be written yet: {facts['why']}; the job ends when there is "
+                    "room for it, or with a second signal without it"
+                )
             case "job_stands":
                 return _stands(facts)
             case "no_node_heard":

@@ -1,12 +1,20 @@
 """
-A controller without its bus: how it begins to lead a run, and what it tells operators.
+A controller without its bus: how it begins to lead a run, what it tells operators, and its report.
 """
 
+import asyncio
+import errno
+import os
 from pathlib import Path
 
+import pytest
+
 from tft.config import JobSettings
+from tft.controller import service
 from tft.controller.service import Controller
-from tft.core.job.commands import Tell
+from tft.core.job.commands import JobOver, Tell
+from tft.files import read_object
+from tft.last_words import last_words
 from tft.replay.recording import Story, runs_of
 
 KILLED = """
@@ -43,3 +51,51 @@ def test_suspended_checkpoints_are_a_remark(tmp_path: Path) -> None:
         controller._do(Tell(event="checkpoints_suspended", facts={"ranks": [1], "step": 4}))
 
     assert '"event": "checkpoints_suspended"' in (tmp_path / "remarks.jsonl").read_text()
+
+
+OVER = JobOver(result="completed", code=0, why="every rank has finished")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_report_is_written_when_there_is_room(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk has no room for the report, then the controller goes on, says so once, and writes
+    the report when there is room."""
+    tries = 0
+    written = Path.write_text
+
+    def refuse(path: Path, text: str, **how: str) -> int:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise OSError(number, os.strerror(number))
+        return written(path, text, **how)
+
+    monkeypatch.setattr(service, "ROOM", 0.01)
+    with Story(tmp_path / "story.jsonl") as story:
+        controller = Controller(settings(tmp_path), story)
+        monkeypatch.setattr(Path, "write_text", refuse)
+        controller._do(OVER)
+        assert not (tmp_path / "report.json").exists()
+        async with asyncio.timeout(10):
+            await controller._over.wait()
+
+    assert read_object(tmp_path / "report.json")["result"] == "completed"
+    assert (tmp_path / "remarks.jsonl").read_text().count("report_waits") == 1
+
+
+async def test_report_that_can_never_be_written_is_told(tmp_path: Path) -> None:
+    """When the report cannot be written for another reason, then the job ends, and its last words say
+    why there is none."""
+    (tmp_path / "logs").mkdir()
+    with Story(tmp_path / "story.jsonl") as story:
+        controller = Controller(settings(tmp_path), story)
+        (tmp_path / "report.json").mkdir()
+        controller._do(OVER)
+        assert controller._over.is_set()
+
+    [word] = last_words(tmp_path)
+    assert word.startswith(
+        f"the report of the job could not be written to {tmp_path}/report.json: "
+    )

@@ -5,6 +5,7 @@ directory when the job is over, and sentences for consoles while it runs.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pluggy
@@ -24,6 +25,7 @@ from tft.core.job.incident_report import (
 )
 from tft.core.job.machine import Machine
 from tft.files import read_object, write_whole
+from tft.last_words import leave_word
 from tft.plugins import call_guarded
 from tft.sentences import incident_file, incident_line, incident_story, is_long
 from tft.spi.types import Remark
@@ -115,6 +117,8 @@ class ReportFile:
 
         `unprotected_steps` is the number of steps of this run in which some rank opened its update
         window before another node had a copy of the rank-local state of this rank.
+
+        Raises `OSError` if the report cannot be written.
         """
         incidents = [incident_report(each, self._moment) for each in machine.incidents]
         report = job_report(
@@ -127,6 +131,18 @@ class ReportFile:
             [*self.earlier("remarks"), *self._remarks.rows][-KEPT:],
         )
         write_whole(self._path, json.dumps(report, indent=1, default=str))
+
+    def lost(self, error: OSError) -> None:
+        """
+        Say in the log and at the end of the job that the report could not be written.
+        """
+        why = error.strerror or str(error)
+        log.error("report_not_written", path=str(self._path), why=why)
+        with suppress(OSError):  # the file of the last words may be on the same disk
+            leave_word(
+                self._settings.run_dir,
+                f"the report of the job could not be written to {self._path}: {why}",
+            )
 
     def _moment(self, fault: Fault) -> float | None:
         """

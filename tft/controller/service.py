@@ -40,6 +40,7 @@ from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
 from tft.core.link.step_times import StepTimes
 from tft.errors import StoryCorrupt
+from tft.files import NO_ROOM
 from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import (
@@ -80,6 +81,8 @@ ALL_LOST = 300.0
 broken network between the nodes and this controller looks the same. The nodes then train on, and
 should find their controller when the network works again, for example after the restart of a switch.
 Only this controller waits if the nodes are really lost."""
+ROOM = 0.5
+"""The time in seconds between two tries to write the report while the disk has no room for it."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
@@ -580,14 +583,31 @@ class Controller:
                     self._give_up_after(sound)
                 last = machine.last_step if result == "completed" else machine.checkpointed
                 self._advisors.final(self._beats.final_steps.over(last))
-                self._report.write(command, self._machine, self._beats.protection.steps())
-                self._over.set()
+                self._write_report(command)
             case Tell(event=event, facts=facts):
                 (self._remark if event in REMARKED else self._tell)(event, **facts)
             case Consult():
                 self._advisors.consult(command, self._own)
             case _:
                 self._publish(command)
+
+    def _write_report(self, outcome: JobOver, *, waits: bool = False) -> None:
+        """
+        Write the report, and let the controller end. While there is no room for the report, this is
+        tried again, and the controller goes on leading: the job is over when its report is there.
+        After another error the job ends without a report, and the operator is told.
+        """
+        try:
+            self._report.write(outcome, self._machine, self._beats.protection.steps())
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                if not waits:
+                    self._remark("report_waits", why=error.strerror)
+                again = partial(self._write_report, outcome, waits=True)
+                asyncio.get_running_loop().call_later(ROOM, again)
+                return
+            self._report.lost(error)
+        self._over.set()
 
     def _give_up_after(self, step: int) -> None:
         """

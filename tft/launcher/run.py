@@ -142,9 +142,12 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             say(f"the job did not complete: {why}")
             if sentence := _newest_checkpoint(plan, report.incidents()):
                 say(sentence)
-        if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
+        written = report.text() is not None
+        if code == COMPLETED and not written:
+            say("the job has completed, but its report could not be written")
+        elif code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
-        if report.steps() == 0:
+        if report.steps() == 0 and (written or code != COMPLETED):
             for sentence in advice(Path(plan.script)):
                 say(sentence)
     if code == DUMPED and (plan.leads or plan.placed is None):

@@ -10,7 +10,6 @@ fingerprint of the commands that the machine returned for the event (see `finger
 absent when the commands are not known. A run begins with a line of kind `Opened`.
 """
 
-import errno
 import json
 import os
 import threading
@@ -30,13 +29,13 @@ from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.errors import MalformedMessage, StoryCorrupt, UsageError
+from tft.files import NO_ROOM
 from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
 """The smallest number of bytes that a line of a story can have. It gives an upper limit for the
 number of lines in an unreadable part of the file."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WAIT = 10.0
 """How many seconds a write waits for room on a full disk. It is shorter than `pulse.LIMIT`, after
 which a controller counts as hanging. It is long enough that a controller that gives up and is started
@@ -201,7 +200,7 @@ class Story:
             try:
                 left = left[os.write(self._file, left) :]
             except OSError as error:
-                if error.errno not in _FULL or waited >= _WAIT:
+                if error.errno not in NO_ROOM or waited >= _WAIT:
                     raise
                 self._never.wait(_AGAIN)
                 waited += _AGAIN
