@@ -1,6 +1,6 @@
 """
 Functions that write files for other processes, so that a reader finds either the whole old content
-or the whole new content, and that sync files to the disk.
+or the whole new content, that sync files to the disk, and that look whether it has room.
 """
 
 import errno
@@ -12,6 +12,9 @@ from typing import Any
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a write for which the disk has no room, no inode left, or a quota that is used up."""
+
+_ROOM = 1 << 16
+"""Less room than this, in bytes, is none: a line of the story may not fit."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -35,6 +38,29 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def room_lacks(directory: Path) -> str:
+    """
+    Return why nothing more can be written into a directory: its disk is full, or has no inode
+    left, or a quota is used up. Return an empty text if it has room, or if that cannot be found out.
+    """
+    probe, made = directory / f".room.{os.getpid()}", False
+    try:
+        # only a write meets a quota, and the room that a disk keeps for root
+        with probe.open("wb") as file:
+            made = True
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        if error.errno == errno.EDQUOT:
+            return f"a quota on the disk of {directory} is used up"
+        if error.errno == errno.ENOSPC:
+            full = f"the disk of {directory} is full"
+            return full if made else f"the disk of {directory} has no inode left for another file"
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return ""
 
 
 def read_object(path: Path) -> dict[str, Any]:  # Any: parsed JSON

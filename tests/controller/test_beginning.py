@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tft.bus.base import Heard
+from tft.bus.memory import MemoryBroker
 from tft.config import JobSettings
 from tft.controller import service
 from tft.controller.service import Controller
 from tft.core.job.commands import JobOver, Tell
+from tft.core.job.events import Led
 from tft.files import read_object
 from tft.last_words import last_words
+from tft.protocol.messages import Envelope, Lead
+from tft.protocol.topics import ORDERS, REPORTS
 from tft.replay.recording import Story, runs_of
 
 KILLED = """
@@ -99,3 +104,37 @@ async def test_report_that_can_never_be_written_is_told(tmp_path: Path) -> None:
     assert word.startswith(
         f"the report of the job could not be written to {tmp_path}/report.json: "
     )
+
+
+async def test_controller_without_room_leads_as_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a controller is started again while the disk is full, then it repeats the `Lead` of the
+    earlier one, so that no node gives up, and writes nothing. When there is room, it begins to lead."""
+    path, broker, full = tmp_path / "story.jsonl", MemoryBroker(), True
+    with Story(path) as story:
+        first = Controller(settings(tmp_path), story)
+        first._feed(Led(at=1.0, epoch=1))
+    before = path.read_bytes()
+    monkeypatch.setattr(service, "LEAD", 0.01)
+    monkeypatch.setattr(service, "room_lacks", lambda run_dir: "the disk is full" if full else "")
+    with Story(path) as story:
+        async with (
+            broker.open_bus(job="j", sender="node.1/5", topics=[ORDERS]) as node,
+            broker.open_bus(job="j", sender="controller/2", topics=[REPORTS]) as bus,
+        ):
+            waiting = asyncio.create_task(Controller(settings(tmp_path), story)._await_room(bus))
+            heard: list[Lead] = []
+            async with asyncio.timeout(10):
+                while len(heard) < 3:
+                    match await node.receive():
+                        case Heard(envelope=Envelope(message=Lead() as lead)):
+                            heard.append(lead)
+                        case _:
+                            pass
+                assert not waiting.done()
+                full = False
+                await waiting
+
+    assert {lead.epoch for lead in heard} == {1}
+    assert path.read_bytes() == before

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -351,16 +350,32 @@ def test_last_line_of_a_log_with_invalid_text_is_found(tmp_path: Path) -> None:
     assert last_line(log) == "no place for rank 3"
 
 
+def on_full_disk(path: Path, mode: str) -> io.BufferedWriter:
+    """
+    Open a file as `Path.open` does, on a disk that has no room.
+    """
+    return io.BufferedWriter(io.FileIO("/dev/full", "w"))
+
+
 def test_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the disk of the run directory has no room, then one sentence says what waits for it. A
     disk with room, and one that cannot be asked, give none."""
     room = RoomWatch(tmp_path)
     assert room.sentence() == ""
     assert RoomWatch(tmp_path / "gone").sentence() == ""
-    full = SimpleNamespace(f_bavail=15, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    monkeypatch.setattr(Path, "open", on_full_disk)
     assert f"the disk of {tmp_path} is full: the controller waits for room" in room.sentence()
     assert room.sentence() == ""
+
+
+def test_run_directory_on_a_full_disk_is_refused(
+    settings: JobSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk of the run directory has no room at the start, then one sentence says so."""
+    monkeypatch.setattr(Path, "open", on_full_disk)
+    sentence = f"the disk of {settings.run_dir} is full: make room, or choose another --run-dir"
+    with pytest.raises(UsageError, match=sentence), run_dir_of(settings, node=0):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
 from tft.core.link.step_times import StepTimes
 from tft.errors import StoryCorrupt
-from tft.files import NO_ROOM
+from tft.files import NO_ROOM, room_lacks
 from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import (
@@ -266,6 +266,9 @@ class Controller:
             self._bus = bus
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
+            if pulse is not None:
+                pulse.beat_in_loop()
+            await self._await_room(bus)
             self._beats.progress.leads(epoch, self._clock.now())
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
             # tell the plugins the nodes that joined under an earlier controller, because these
@@ -286,8 +289,6 @@ class Controller:
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
-            if pulse is not None:
-                pulse.beat_in_loop()
             tasks = [
                 asyncio.create_task(self._listen(bus)),
                 asyncio.create_task(self._say_again(bus)),
@@ -305,6 +306,37 @@ class Controller:
                 pulse.close()
         outcome = self._machine.outcome
         return 4 if outcome is None else outcome.code
+
+    async def _await_room(self, bus: Bus) -> None:
+        """
+        Wait until the story can be written. Meanwhile this controller judges nothing and sends no
+        orders. It repeats the `Lead` of the controller before it, because nodes that hear none for
+        long end themselves. What others report is dropped: they send it until a `Lead` confirms it.
+        """
+        lacks, told = room_lacks(self._settings.run_dir), False
+        if not lacks:
+            return
+        listening = asyncio.create_task(self._overhear(bus))
+        while lacks and not listening.done():
+            if not told:
+                log.error("waits_for_room", why=lacks)
+                told = True
+            if self._machine.epoch:
+                bus.publish(ORDERS, self._lead_now())
+            await asyncio.wait([listening], timeout=LEAD)
+            lacks = room_lacks(self._settings.run_dir)
+        if not listening.cancel():
+            listening.result()  # raises what has ended it
+        log.info("room_again")
+
+    async def _overhear(self, bus: Bus) -> None:
+        """
+        Learn who is connected, and drop everything else.
+        """
+        while True:
+            arrival = await bus.receive()
+            if isinstance(arrival, Present | Gone):
+                self._hear(arrival)
 
     async def _listen(self, bus: Bus) -> None:
         while True:

@@ -27,7 +27,7 @@ from tft.core.job.policy import Policy
 from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.ending_signals import heeded
-from tft.files import write_whole
+from tft.files import room_lacks, write_whole
 from tft.last_words import forget_words, last_words
 from tft.launcher.advice import advice
 from tft.launcher.children import Children, LaunchedProcess
@@ -519,8 +519,14 @@ class NodeLauncher:
 
     def _refused(self, name: str, code: int) -> None:
         log = self._log_of(name)
-        self._told.speech.say(f"the {name} refused to start; the reason is the last line of {log}:")
-        self._told.speech.echo(last_line(log))
+        said, lacks = last_line(log), room_lacks(self._plan.settings.run_dir)
+        if lacks and not said:
+            self._told.speech.say(f"the {name} cannot start, and its log has no reason: {lacks}")
+        else:
+            self._told.speech.say(
+                f"the {name} refused to start; the reason is the last line of {log}:"
+            )
+            self._told.speech.echo(said)
         self._finish(code)
 
     def _signalled(self, number: signal.Signals) -> None:

@@ -13,7 +13,6 @@ and finds out which launchers use the directory now. The directory contains:
     report.json     the report of the job, written by the controller at the end
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -29,14 +28,12 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore, Manifest
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.files import read_object, write_whole
+from tft.files import read_object, room_lacks, write_whole
 
 JOB = "job.json"
 NAME = "job.name"
 STORY = "story.jsonl"
 REPORT = "report.json"
-_ROOM = 1 << 16
-"""Less room than this, in bytes, is none: a line of the story may not fit."""
 _UNREAD = {
     "": f"it has no {checkpoint.MANIFEST}",
     ".partial": "it was never finished",
@@ -207,19 +204,21 @@ def run_dir_of(
     `goes_on` is True, they are not removed before the block, because the nodes train already and
     may be writing a checkpoint.
 
-    Raises `UsageError` if the directory cannot be created, or if another launcher of this node uses
-    the directory.
+    Raises `UsageError` if the directory cannot be created, if nothing can be written there, or if
+    another launcher of this node uses the directory.
     """
     make_run_dir(settings.run_dir)
     with _locked(settings, node) as lock:
+        store = checkpoint.checkpoint_store_of(settings)
+        if leads and not goes_on:
+            checkpoint.sweep(store)  # unfinished checkpoints may have filled the disk
+        if lacks := room_lacks(settings.run_dir):
+            raise UsageError(f"{lacks}: make room, or choose another --run-dir")
         pid = f"{os.getpid()}\n".encode()
         # write the pid into the existing pid file: a new file with the same name would not be
         # locked
         os.pwrite(lock, pid, 0)
         os.truncate(lock, len(pid))
-        store = checkpoint.checkpoint_store_of(settings)
-        if leads and not goes_on:
-            checkpoint.sweep(store)
         yield
         if leads:
             checkpoint.sweep(store)
@@ -410,32 +409,6 @@ class RoomWatch:
             return ""
         self._told = True
         return f"{lacks}: the controller waits for room, and so do repairs and the end of the job"
-
-
-def room_lacks(run_dir: Path) -> str:
-    """
-    Return why nothing more can be written into the run directory: its disk is full, or has no inode
-    left, or a quota is used up. Return an empty text if it has room, or if that cannot be found out.
-    """
-    full = f"the disk of {run_dir} is full"
-    probe, made = run_dir / f".room.{os.getpid()}", False
-    try:
-        disk = os.statvfs(run_dir)
-        if disk.f_bavail * disk.f_frsize < _ROOM:
-            return full
-        # only a write meets a quota. `open` raises what the file system says when the file is closed
-        with probe.open("wb") as file:
-            made = True
-            file.write(bytes(_ROOM))
-    except OSError as error:
-        if error.errno == errno.EDQUOT:
-            return f"a quota on the disk of {run_dir} is used up"
-        if error.errno == errno.ENOSPC:
-            return full if made else f"the disk of {run_dir} has no inode left for another file"
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-    return ""
 
 
 class FreshReport:
