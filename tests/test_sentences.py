@@ -140,6 +140,13 @@ def test_incident_with_more_to_say_has_a_story() -> None:
             "rank 2 is as fast as the others again since step 200",
         ),
         (
+            "values_not_sent",
+            {"why": "/runs/a/values cannot be written (No space left on device)"},
+            "no values of session.log are sent until they can be: /runs/a/values cannot be written (No "
+            "space left on device)",
+        ),
+        ("values_not_sent_over", {}, "values of session.log are sent again"),
+        (
             "checkpoints_suspended",
             {"ranks": [2, 3], "step": 40},
             "ranks 2-3 left after step 40: until they come back, no periodic checkpoint is written",

@@ -348,6 +348,10 @@ def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
                 )
             case "logger_failed_over":
                 return f"the logger {facts['logger']} takes values again"
+            case "values_not_sent":
+                return f"no values of session.log are sent until they can be: {facts['why']}"
+            case "values_not_sent_over":
+                return "values of session.log are sent again"
             case "checkpoints_suspended":
                 return (
                     f"{ranks_of(facts['ranks'])} left after step {facts['step']}: until they come "

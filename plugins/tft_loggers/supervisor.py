@@ -46,6 +46,7 @@ class Supervisor:
         self._failing: set[str] = set()
         self._remarked: dict[str, float] = {}
         self._remarks: list[Remark] = []
+        self._unwritten = False
         self._command = [
             sys.executable, "-P", "-m", "tft_loggers", "--child", "--job", job,
             str(run_dir), *names,
@@ -64,12 +65,12 @@ class Supervisor:
         """
         Start the process, on a thread of its own that ends with the controller.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._final = Final.of(self._directory)
+        with suppress(NotADirectoryError):  # `_write` says so
+            self._final = Final.of(self._directory)
+            for name in self._names:
+                (self._directory / name / FAILED).unlink(missing_ok=True)  # of an earlier run
         self._final.result = ""
         self._write()
-        for name in self._names:
-            (self._directory / name / FAILED).unlink(missing_ok=True)  # of an earlier run
         threading.Thread(target=self._tell, name="loggers-final", daemon=True).start()
         threading.Thread(target=self._watch, name="loggers-watch", daemon=True).start()
         self._keeper.start()
@@ -112,19 +113,19 @@ class Supervisor:
             return
         with self._lock:
             self._final.result = self._result
-        self._write()
+        unwritten = self._write()
         self._over.set()
         self._news.set()
         self._keeper.join(LIMIT)
-        if self._keeper.is_alive():
-            failures = self._failures()
-            why = f"the loggers have not ended {LIMIT:.0f} s after the job"
+        if self._keeper.is_alive() or unwritten:
+            failures = {} if unwritten else self._failures()
+            why = unwritten or f"the loggers have not ended {LIMIT:.0f} s after the job"
             if failures:
                 why = "; ".join(f"{name}: {found['why']}" for name, found in failures.items())
             names = " ".join(failures) or "NAME"
             rest = f"{sys.executable} -m tft_loggers {self._run_dir} {names}"
             log.warning("values_not_all_sent", why=why, rest=f"{rest} sends the rest")
-            with suppress(OSError):
+            with suppress(OSError):  # the file of the last words may be on the same full disk
                 leave_word(
                     self._run_dir,
                     f"not all values of session.log were sent ({why}); `{rest}` sends the rest",
@@ -165,12 +166,28 @@ class Supervisor:
             with self._lock:
                 self._remarks.append(remark)
 
-    def _write(self) -> None:
-        try:
-            with self._lock:
+    def _write(self) -> str:
+        """
+        Write up to which step the steps are final. Return why that cannot be written, or "". Remark
+        when it fails the first time, and when it can be written again.
+        """
+        with self._lock:
+            why = ""
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
                 self._final.write(self._directory)
-        except OSError as error:
-            log.warning("values_not_sent", why=f"{self._directory} cannot be written: {error}")
+            except OSError as error:
+                why = f"{self._directory} cannot be written ({error.strerror or error})"
+            if bool(why) == self._unwritten:
+                return why
+            self._unwritten = bool(why)
+            remark = Remark(event="values_not_sent", facts={"why": why})
+            if not why:
+                remark = Remark(event="values_not_sent_over", facts={})
+            self._remarks.append(remark)
+        if why:
+            log.warning("values_not_sent", why=why)
+        return why
 
     def _tell(self) -> None:
         while True:

@@ -96,6 +96,34 @@ def test_return_of_the_job_is_in_the_file_at_once(run_dir: Path, supervisor: Sup
     again.close()
 
 
+def test_directory_that_cannot_be_written_is_remarked_and_said_at_the_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When `values/` cannot be written, then a remark says so once, and another when it can be again. If
+    it cannot at the end, then the last words of the job say why values are missing."""
+    monkeypatch.setattr(keeping, "LIMIT", 1.0)
+    (run_dir / STATE).write_text("")
+    made = Supervisor(run_dir, "j", ["jsonl"])
+    made.start()
+    made.final(2)
+    made.final(1)
+    [remark] = made.remarks()
+    assert remark.event == "values_not_sent"
+    assert "values cannot be written (File exists)" in str(remark.facts["why"])
+
+    (run_dir / STATE).unlink()
+    made.final(0)
+    assert [remark.event for remark in made.remarks()] == ["values_not_sent_over"]
+    assert Final.of(run_dir / STATE).step == 0
+
+    made.ends("completed")
+    (run_dir / STATE / "final.json").unlink()
+    (run_dir / STATE / "final.json").mkdir()
+    made.close()
+    [word] = last_words(run_dir)
+    assert f"were sent ({run_dir / STATE} cannot be written (Is a directory)); `" in word
+
+
 BROKEN = """
 import os
 
