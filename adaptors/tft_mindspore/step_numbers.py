@@ -32,7 +32,8 @@ class Watch:
 
     def forget(self) -> None:
         """
-        Drop the norms of gradients of a step that was not finished.
+        Drop the norms that were recorded until now: of a step that was not finished, or of averages
+        in the tail of one.
         """
         self._squares: float | None = None
         self._own: list[float] = []

@@ -15,7 +15,7 @@ from mindspore.nn import Cell
 
 from tft.errors import OrderRefused, UsageError
 from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
-from tft_mindspore import checkpoints
+from tft_mindspore import checkpoints, step_numbers
 from tft_mindspore.kept_attributes import KeptAttributes
 from tft_mindspore.memory import digest, drop_unfinished_backward
 from tft_mindspore.process import model_train
@@ -125,8 +125,9 @@ class Adopted:
     def end_step(self) -> bytes | None:
         """
         Return the rank-local state at the end of a step. Return None if it is that of the closed
-        update window.
+        update window. Norms of averages in the tail of the step are dropped.
         """
+        step_numbers.watch.forget()
         return self._local_state.end_step()
 
     def rollback(self, local_state: bytes) -> str | None:

@@ -18,9 +18,11 @@ from mindspore import Parameter, Tensor, mint, nn
 from mindspore.experimental import optim
 from tft_mindspore import Part
 from tft_mindspore.memory import content, flat_bytes
+from tft_mindspore.step_numbers import watch
 from tft_mindspore.training_state import Adopted, adopt
 
 from tft.errors import CheckpointCorrupt, OrderRefused, UsageError
+from tft.spi import Numbers
 
 Theirs = Any  # MindSpore has no types
 
@@ -101,6 +103,20 @@ def move(giver: Adopted, taker: Adopted, shard: str = "dense") -> None:
         assert (buffer.name, buffer.view.nbytes) == (room.name, room.view.nbytes)
         room.view[:] = buffer.view
     taker.taken(shard, payload.meta)
+
+
+def test_averages_of_the_tail_do_not_count_to_the_next_step() -> None:
+    """When the ranks average numbers in the tail of a step, such as a metric, then the norm of the
+    next step, and those that this rank has passed to its averages, are without these numbers."""
+    adopted = Training().adopted()
+    gradient, metric = numpy.full(4, 1.0, numpy.float32), numpy.full(4, 1000.0, numpy.float32)
+    watch.begin()
+    watch.averaged([gradient], [gradient])
+    watch.take()
+    watch.averaged([metric], [metric])
+    adopted.end_step()
+    watch.averaged([gradient], [gradient])
+    assert watch.take() == Numbers(norm=2.0, own=(2.0,))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
