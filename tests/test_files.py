@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tft.files import read_object, write_whole
+from tft.files import read_object, write_pid, write_whole
 
 
 def test_file_is_replaced_and_no_draft_is_left(tmp_path: Path) -> None:
@@ -73,6 +73,16 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
     assert (tmp_path / "output").read_text() == "before\ntext"
     assert Path("/dev/stdout").is_symlink()
+
+
+def test_pid_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """When there is no place for a pid file, then a sentence says so, and nothing is raised. Where
+    there is one, the file has the pid as a line."""
+    why = write_pid(tmp_path, "rank-2", 4711)
+    assert why == f"cannot write {tmp_path / 'pids' / 'rank-2.pid'}: No such file or directory"
+    (tmp_path / "pids").mkdir()
+    assert write_pid(tmp_path, "rank-2", 4711) is None
+    assert (tmp_path / "pids" / "rank-2.pid").read_text() == "4711\n"
 
 
 @pytest.mark.parametrize("content", [None, "", "[1]", '{"result"'])

@@ -63,6 +63,26 @@ def room_lacks(directory: Path) -> str:
     return ""
 
 
+def pid_file(run_dir: Path, name: str) -> Path:
+    """
+    Return the path of the pid file of a process. `name` is the name of the process.
+    """
+    return run_dir / "pids" / f"{name}.pid"
+
+
+def write_pid(run_dir: Path, name: str, pid: int) -> str | None:
+    """
+    Write the pid file of a process for people and other commands. Nothing in the job reads it, so
+    the job goes on if it cannot be written, as on a full disk. Return a sentence then.
+    """
+    path = pid_file(run_dir, name)
+    try:
+        write_whole(path, f"{pid}\n")
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}"
+    return None
+
+
 def read_object(path: Path) -> dict[str, Any]:  # Any: parsed JSON
     """
     Return the JSON object in a file, or an empty dict if there is no such file or it has no JSON

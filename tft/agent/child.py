@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from tft.files import write_whole
+from tft.files import write_pid
 from tft.stopped import StopGuard, is_stopped
 
 log = structlog.get_logger(__name__)
@@ -184,12 +184,10 @@ def reap_strangers() -> None:
         os.waitpid(ended.si_pid, 0)
 
 
-def write_pid(path: Path, pid: int) -> None:
+def note_pid(run_dir: Path, name: str, pid: int) -> None:
     """
-    Write the number `pid` to the file `path` in one step, so that a reader never finds half of the
-    number. tft itself does not read the file, so a failed write (as on a full disk) is only logged.
+    Write the pid file of a process. If that fails, it is logged.
     """
-    try:
-        write_whole(path, str(pid))
-    except OSError as error:
-        log.warning("pid_not_written", path=str(path), why=error.strerror)
+    missed = write_pid(run_dir, name, pid)
+    if missed:
+        log.warning("pid_not_written", why=missed)

@@ -19,7 +19,7 @@ from itertools import count
 
 import structlog
 
-from tft.agent.child import Child, write_pid
+from tft.agent.child import Child, note_pid
 from tft.agent.death_watch import DeathWatch
 from tft.agent.fork_server import ForkedProcess, ForkServer
 from tft.agent.output import Console, Output
@@ -456,7 +456,7 @@ class Ranks:
         """
         Write the pid file of a started process, and report the start.
         """
-        write_pid(self._settings.job.run_dir / "pids" / f"rank-{rank_state.rank}.pid", pid)
+        note_pid(self._settings.job.run_dir, f"rank-{rank_state.rank}", pid)
         log.info(
             "rank_started",
             rank=rank_state.rank,

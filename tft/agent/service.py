@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 import pluggy
 import structlog
 
-from tft.agent.child import look_at_children, write_pid
+from tft.agent.child import look_at_children, note_pid
 from tft.agent.fork_server import ForkServer
 from tft.agent.local_states import LocalStateExchange
 from tft.agent.output import Console
@@ -83,7 +83,7 @@ def main(settings: AgentSettings) -> int:
 async def _serve(settings: AgentSettings) -> int:
     for name in ("logs", "pids"):
         (settings.job.run_dir / name).mkdir(parents=True, exist_ok=True)
-    write_pid(settings.job.run_dir / "pids" / f"agent-{settings.node}.pid", os.getpid())
+    note_pid(settings.job.run_dir, f"agent-{settings.node}", os.getpid())
     # another agent of this node numbers its reports from 1 too, so it must have another name
     sender = f"node.{settings.node}/{secrets.token_hex(4)}"
     async with open_bus(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from tft.agent.child import Child, write_pid
+from tft.agent.child import Child, note_pid
 from tft.agent.fork_server import ForkServer
 from tft.agent.settings import AgentSettings, child_environment
 from tft.errors import UsageError
@@ -149,7 +149,7 @@ class StoreSidecar:
             finally:
                 os.close(writing)
         self._child.keep_going(partial(log.warning, "store_continued", pid=self._child.pid))
-        write_pid(settings.job.run_dir / "pids" / f"store-{settings.node}.pid", self._child.pid)
+        note_pid(settings.job.run_dir, f"store-{settings.node}", self._child.pid)
         asyncio.get_running_loop().add_reader(self._reading, self._read_port)
 
     def _execute(self, task: ForkedTask) -> Child:

@@ -27,7 +27,7 @@ from tft.core.job.policy import Policy
 from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.ending_signals import heeded
-from tft.files import room_lacks, write_whole
+from tft.files import room_lacks, write_pid, write_whole
 from tft.last_words import forget_words, last_words
 from tft.launcher.advice import advice
 from tft.launcher.children import Children, LaunchedProcess
@@ -53,7 +53,6 @@ from tft.launcher.run_directory import (
     last_line,
     log_file,
     passed_over,
-    pid_file,
     resumable,
     run_dir_of,
     unfit,
@@ -431,23 +430,11 @@ class NodeLauncher:
             hangs=partial(self._hangs, name),
         )
         self._parts[name] = child
-        self._note_pid(name, child.process.pid)
-        return child
-
-    def _note_pid(self, name: str, pid: int) -> None:
-        """
-        Write the pid file of a process for people and other commands. Nothing in the job reads it,
-        so the job goes on if it cannot be written, as on a full disk. The first failure is printed.
-        """
-        path = pid_file(self._plan.settings.run_dir, name)
-        try:
-            write_whole(path, f"{pid}\n")
-        except OSError as error:
-            if not self._pids_missed:
-                self._told.speech.say(
-                    f"cannot write {path}: {error.strerror}; the job goes on without it"
-                )
+        missed = write_pid(self._plan.settings.run_dir, name, child.process.pid)
+        if missed and not self._pids_missed:
             self._pids_missed = True
+            self._told.speech.say(f"{missed}; the job goes on without it")
+        return child
 
     def _hangs(self, name: str) -> None:
         """

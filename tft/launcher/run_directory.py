@@ -28,7 +28,7 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore, Manifest
 from tft.config import JobSettings
 from tft.errors import CheckpointCorrupt, UsageError
-from tft.files import read_object, room_lacks, write_whole
+from tft.files import pid_file, read_object, room_lacks, write_whole
 
 JOB = "job.json"
 NAME = "job.name"
@@ -48,13 +48,6 @@ def launcher_name(node: int) -> str:
     stands for a launcher without a node (`tft lead`).
     """
     return {-1: "lead", 0: "run"}.get(node, f"run-{node}")
-
-
-def pid_file(run_dir: Path, part: str) -> Path:
-    """
-    Return the path of the pid file of a process. `part` is the name of the process.
-    """
-    return run_dir / "pids" / f"{part}.pid"
 
 
 def log_file(run_dir: Path, part: str) -> Path:
