@@ -25,6 +25,9 @@ PACKAGES = {
 }
 PUBLIC = {"tft", "tft.spi", "tft.errors"}
 MORE = {
+    "tft_pytorch": {"tft.spi.generators"},
+    "tft_megatron": {"tft.spi.generators"},
+    "tft_mindspore": {"tft.spi.generators"},
     "mindio_ttp": {"tft.spi.launcher"},
 }
 """The modules that a package may import in addition."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.data import _set_sampler_epoch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.trainer import call
+from tft_pytorch.generators import generators, restore
 
 from tft import Session
 from tft.errors import JobEnded, UsageError
@@ -299,13 +299,13 @@ class Driver:
         """
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
-        drawn = _collect_rng_states()
+        drawn = generators(trainer.strategy.root_device)
         with self.long():
             batch, number, output = self._last_batch(fetcher, state)
         connector = trainer._logger_connector
         loop._results.batch = batch
         loop._results.batch_size = None
-        _set_rng_states(drawn)
+        restore(drawn, trainer.strategy.root_device)
         _complete(loop.automatic_optimization.optim_progress.optimizer)
         loop.batch_progress.increment_processed()
         loop.update_lr_schedulers("step", update_plateau_schedulers=False)

@@ -7,17 +7,15 @@ this part.
 This module also reads the number of consumed samples from the rank-local state.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
-import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from torch import Tensor
+from tft_pytorch.tensor_metadata import byte_tensor
 
 from tft.spi import unpack
+from tft.spi.generators import global_states, numpy_state, python_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +84,11 @@ def of_rank(local_state: bytes) -> dict[str, Any]:
     of torch's CPU generator. (`Any`: each generator has a state of another type.)
     """
     told = unpack(local_state)
-    kept = unpack(told["torch"])
+    kept = {**global_states(), **unpack(told["torch"])}
     return {
-        "random_rng_state": _python(kept.get("python")),
-        "np_rng_state": _numpy(kept.get("numpy")),
-        "torch_rng_state": _bytes(kept["torch"]),
-        "cuda_rng_state": _bytes((kept.get("devices") or [kept["torch"]])[0]),
-        "rng_tracker_states": {name: _bytes(state) for name, state in told["tracker"].items()},
+        "random_rng_state": python_state(kept["python"]),
+        "np_rng_state": numpy_state(kept["numpy"]),
+        "torch_rng_state": byte_tensor(kept["torch"]),
+        "cuda_rng_state": byte_tensor((kept.get("devices") or [kept["torch"]])[0]),
+        "rng_tracker_states": {name: byte_tensor(state) for name, state in told["tracker"].items()},
     }
-
-
-def _bytes(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _python(kept: Any) -> Any:  # Any: a state of Python's generator, which has no type
-    if kept is None:
-        return random.getstate()
-    version, words, gauss = kept
-    return version, tuple(words), gauss
-
-
-def _numpy(kept: Any) -> Any:  # Any: a state of numpy's generator, which has no type
-    if kept is None:
-        return numpy.random.get_state()
-    name, words, *rest = kept
-    return (name, numpy.frombuffer(words, numpy.uint32), *rest)

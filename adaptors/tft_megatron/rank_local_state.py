@@ -12,6 +12,7 @@ import torch
 import xxhash
 from tft_pytorch.forward_buffers import RunningBuffers
 from tft_pytorch.rank_local_state import RankLocalState as TorchRankLocalState
+from tft_pytorch.tensor_metadata import byte_tensor
 from tft_pytorch.trees import expect
 from torch import nn
 
@@ -152,7 +153,7 @@ def _bytes(kept: Any) -> bytes:  # Any: a tensor, or a torch.Generator if CUDA g
 
 # Any: a tensor, or a torch.Generator if CUDA graphs are used
 def _as(present: Any, kept: bytes) -> Any:
-    state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
+    state = byte_tensor(kept)
     if isinstance(present, torch.Generator):
         present.set_state(state)
         return present

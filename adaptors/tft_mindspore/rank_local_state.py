@@ -6,7 +6,6 @@ The state is captured (copied) when an update window opens and when the window c
 must be cheap. A capture takes 10 us for MindSpore's generator and a small data position.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,13 @@ import xxhash
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.spi import pack, unpack
+from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
 from tft_mindspore.memory import Array, Parameter, content, put
 
 if TYPE_CHECKING:
     from tft_mindspore.kept_attributes import KeptAttributes
 
-RNGS = ("mindspore", "python", "numpy")
+RNGS = ("mindspore", *GLOBAL)
 """The random generators whose state can be captured. MindSpore's generator is always captured. The
 user must name Python's or numpy's generator if training draws from it; otherwise it is not
 captured. Each capture copies the whole state of a generator."""
@@ -53,12 +53,7 @@ class RankLocalState:
         Keep the running statistics of `model`, the position of `data`, and the random generators
         that `rngs` names. `callbacks` has the attributes of the callbacks of `Model.train`.
         """
-        unknown = set(rngs) - set(RNGS)
-        if unknown:
-            raise UsageError(
-                f"the argument rng has the unknown names {', '.join(unknown)}; known are "
-                f"{', '.join(RNGS)}"
-            )
+        check_names(rngs, RNGS)
         self._data = data
         self._rngs = rngs
         self._running = _running(model)
@@ -121,12 +116,7 @@ class RankLocalState:
         if self._data is not None:
             self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
-        if "python" in state:
-            version, words, gauss = state["python"]
-            random.setstate((version, tuple(words), gauss))
-        if "numpy" in state:
-            name, words, *rest = state["numpy"]
-            numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
+        restore_global(state)
         self._run_from(state.get("running", {}))
         if self._callbacks is None:
             return None
@@ -181,13 +171,7 @@ class RankLocalState:
         # imported here, because only training processes need MindSpore
         from mindspore import get_rng_state
 
-        state: dict[str, object] = {"mindspore": get_rng_state().asnumpy().tobytes()}
-        if "python" in self._rngs:
-            state["python"] = random.getstate()
-        if "numpy" in self._rngs:
-            name, words, *rest = numpy.random.get_state(legacy=True)
-            state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
-        return state
+        return {"mindspore": get_rng_state().asnumpy().tobytes(), **global_states(self._rngs)}
 
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """

@@ -30,6 +30,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, UsageError
+from tft_pytorch.tensor_metadata import byte_tensor
 
 log = structlog.get_logger()
 
@@ -171,7 +172,7 @@ class Devices:
                 f"devices, but this rank has its parameters on {len(self._elsewhere)} devices"
             )
         for place, state in zip(self._elsewhere, kept, strict=True):
-            self._module.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), place)
+            self._module.set_rng_state(byte_tensor(state), place)
 
     @property
     def _elsewhere(self) -> tuple[torch.device, ...]:

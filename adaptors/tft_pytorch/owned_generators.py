@@ -2,15 +2,14 @@
 The random generators that the sampler, the collator or the dataset of a loader has as attributes.
 """
 
-import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from tft.errors import UsageError
+from tft.spi import generators
+from tft_pytorch.tensor_metadata import byte_tensor
 
 _State = Sequence[Any]  # Any: the kind of a generator, and its state as text or bytes
 
@@ -131,31 +130,22 @@ def kind_of(value: object) -> str:
     """
     if isinstance(value, torch.Generator):
         return str(value.device)
-    if isinstance(value, numpy.random.Generator):
-        return "numpy"
-    if isinstance(value, numpy.random.RandomState):
-        return "numpy.RandomState"
-    return "python" if isinstance(value, random.Random) else ""
+    return generators.kind_of(value)
 
 
 def read(place: str, generator: Any) -> _State:
     """
     Return the kind of a generator and its state. Raises `UsageError` if it cannot be read.
     """
-    kind = kind_of(generator)
     if isinstance(generator, torch.Generator):
-        return [kind, generator.get_state().numpy().tobytes()]
+        return [kind_of(generator), generator.get_state().numpy().tobytes()]
     try:
-        if kind == "numpy":
-            state = generator.bit_generator.state
-        else:
-            state = generator.getstate() if kind == "python" else generator.get_state(legacy=False)
+        return generators.read(generator)
     except NotImplementedError:
         raise UsageError(
             f"the {place} of the train dataloader has a {type(generator).__name__}, whose state "
             "cannot be kept for a replacement process: use a random.Random"
         ) from None
-    return [kind, json.dumps(state, default=numpy.ndarray.tolist)]
 
 
 def put_back_into(generator: Any, state: Any) -> None:
@@ -163,31 +153,17 @@ def put_back_into(generator: Any, state: Any) -> None:
     Restore a generator to `state`, the second part of a result of `read`.
     """
     if isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        return
-    told = json.loads(state)
-    if isinstance(generator, numpy.random.Generator):
-        generator.bit_generator.state = told
-    elif isinstance(generator, numpy.random.RandomState):
-        generator.set_state(told)
+        generator.set_state(byte_tensor(state))
     else:
-        version, words, gauss = told
-        generator.setstate((version, tuple(words), gauss))
+        generators.put_back(generator, state)
 
 
 def made(kind: str, state: Any) -> Any:
     """
     Return a new generator of a kind, restored to `state`.
     """
-    generator = _new(kind, state)
+    if isinstance(state, str):  # the state of a generator of torch is bytes
+        return generators.made(kind, state)
+    generator = torch.Generator(kind)
     put_back_into(generator, state)
     return generator
-
-
-def _new(kind: str, state: Any) -> Any:
-    if kind == "numpy":
-        maker = getattr(numpy.random, json.loads(state)["bit_generator"])
-        return numpy.random.Generator(maker())
-    if kind == "numpy.RandomState":
-        return numpy.random.RandomState()
-    return random.Random() if kind == "python" else torch.Generator(kind)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import numpy.random
 import torch
 
+from tft.spi.generators import global_states
+
 _JEMALLOC = "JE_ARROW_MALLOC_CONF"
 """The environment variable with the settings of the memory allocator that pyarrow brings."""
 
@@ -58,17 +60,12 @@ def _keep_generators_apart() -> None:
     its own generator anew after a fork. A generator that was seeded or used before the fork is left
     alone, because then the script wants the forked processes to inherit it.
     """
-    imported, started = _numpy_state(), torch.get_rng_state()
+    imported, started = global_states(("numpy",)), torch.get_rng_state()
 
     def seed() -> None:
-        if _numpy_state() == imported:
+        if global_states(("numpy",)) == imported:
             numpy.random.seed()
         if torch.equal(torch.get_rng_state(), started):
             torch.seed()
 
     os.register_at_fork(after_in_child=seed)
-
-
-def _numpy_state() -> tuple[bytes, int]:
-    _, words, position, *_ = numpy.random.get_state(legacy=True)
-    return numpy.asarray(words).tobytes(), int(position)

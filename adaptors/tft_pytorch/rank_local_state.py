@@ -9,19 +9,18 @@ update window opens, and when the window closes. So a capture must cost next to 
 takes 3 us for torch's generator and a small data position.
 """
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_char
 from itertools import chain
 from typing import Any
 
-import numpy
 import torch
 import xxhash
 from torch import Tensor, nn
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.spi import pack, unpack
+from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
 from tft_pytorch.device import devices_of
 from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import INLINE, RunningBuffers
@@ -29,7 +28,7 @@ from tft_pytorch.gradients import Gradients
 from tft_pytorch.memory import readable
 from tft_pytorch.modes import Modes
 from tft_pytorch.other_statistics import OtherStatistics
-from tft_pytorch.tensor_metadata import dtype_name
+from tft_pytorch.tensor_metadata import byte_tensor, dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
@@ -41,10 +40,10 @@ _FLAT = frozenset({int, str, type(None)})
 """Types of values for which Python's `==` suffices to compare data positions: two equal values of
 one of these types are always packed to the same bytes."""
 
-RNGS = ("torch", "python", "numpy")
+RNGS = ("torch", *GLOBAL)
 """The random generators that can be kept. torch's generator is always kept. The generators of
 Python and numpy are kept only if the user names them, because every capture reads a kept generator
-in full. To read Python's generator takes 8 us, to read numpy's generator takes 26 us."""
+in full."""
 
 
 class RankLocalState:
@@ -58,12 +57,7 @@ class RankLocalState:
         data: Any,  # Any: the user's own data object may have any type
         rngs: Sequence[str],
     ) -> None:
-        unknown = set(rngs) - set(RNGS)
-        if unknown:
-            raise UsageError(
-                f"the argument rng has the unknown names {', '.join(unknown)}; known are "
-                f"{', '.join(RNGS)}"
-            )
+        check_names(rngs, RNGS)
         self._data = data
         self._simple = True
         """True if the data position can be packed unchanged, because the position has plain values
@@ -252,14 +246,9 @@ class RankLocalState:
         return "; ".join(filter(None, lost)) or None
 
     def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked from bytes
-        self._generator.set_state(_byte_tensor(state["torch"]))
+        self._generator.set_state(byte_tensor(state["torch"]))
         self._devices.restore_generators(state.get("devices", ()))
-        if "python" in state:
-            version, words, gauss = state["python"]
-            random.setstate((version, tuple(words), gauss))
-        if "numpy" in state:
-            name, words, *rest = state["numpy"]
-            numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
+        restore_global(state)
 
     def set_aside(self) -> Callable[[], None]:
         """
@@ -343,11 +332,8 @@ class RankLocalState:
         on_devices = self._devices.generators()
         if on_devices:
             state["devices"] = on_devices
-        if "python" in self._rngs:
-            state["python"] = random.getstate()
-        if "numpy" in self._rngs:
-            name, words, *rest = numpy.random.get_state(legacy=True)
-            state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
+        if not self._only_torch:
+            state |= global_states(self._rngs)
         return state
 
 
@@ -374,13 +360,7 @@ def _position(kept: object) -> object:
     if not isinstance(kept, dict) or _TREE not in kept:
         return kept
     tensors = {
-        name: _byte_tensor(content).view(getattr(torch, dtype)).view(shape)
+        name: byte_tensor(content).view(getattr(torch, dtype)).view(shape)
         for name, (dtype, shape, content) in kept["tensors"].items()
     }
     return put_together(kept[_TREE], tensors)
-
-
-def _byte_tensor(content: bytes) -> Tensor:
-    if not content:  # `torch.frombuffer` takes no empty content
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

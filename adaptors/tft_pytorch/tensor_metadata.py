@@ -14,6 +14,16 @@ from tft.spi import unpack
 from tft_pytorch.trees import expect
 
 
+def byte_tensor(content: bytes) -> torch.Tensor:
+    """
+    Return a tensor with a copy of `content` as its bytes. torch takes the states of its random
+    generators as such tensors.
+    """
+    if not content:  # `torch.frombuffer` takes no empty content
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """
     Return the name that the type `dtype` has in the module `torch`, such as `float32`.
