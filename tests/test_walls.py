@@ -25,9 +25,10 @@ PACKAGES = {
 }
 PUBLIC = {"tft", "tft.spi", "tft.errors"}
 MORE = {
-    "tft_pytorch": {"tft.spi.generators"},
+    "tft_pytorch": {"tft.spi.generators", "tft.spi.plain_values"},
     "tft_megatron": {"tft.spi.generators"},
-    "tft_mindspore": {"tft.spi.generators"},
+    "tft_mindspore": {"tft.spi.generators", "tft.spi.plain_values"},
+    "tft_lightning": {"tft.spi.plain_values"},
     "mindio_ttp": {"tft.spi.launcher"},
 }
 """The modules that a package may import in addition."""

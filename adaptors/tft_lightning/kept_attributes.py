@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from tft_pytorch.attributes import LIMIT, Attributes, Changes, set_by
-from tft_pytorch.plain_values import size_of
+from tft_pytorch.attributes import Attributes, Changes, set_by
 from tft_pytorch.unkept import Keeps, Unkept, sentence
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from tft import Session
+from tft.spi.plain_values import LIMIT, size_of
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 

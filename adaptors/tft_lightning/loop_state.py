@@ -9,8 +9,7 @@ from typing import Any
 
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
-from tft_pytorch.attributes import put_back
-from tft_pytorch.plain_values import plain
+from tft_pytorch.plain_values import plain, put_back
 
 _FLAGS = (bool, int, float, str)
 _CONNECTOR = (

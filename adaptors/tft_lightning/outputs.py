@@ -6,10 +6,10 @@ from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, 
 from contextlib import suppress
 from typing import Any
 
-from tft_pytorch.attributes import LIMIT
-from tft_pytorch.plain_values import NotPlain, plain, size_of
+from tft_pytorch.plain_values import plain
 
 from tft.errors import UsageError
+from tft.spi.plain_values import LIMIT, NotPlain, size_of
 
 
 def partly_kept(output: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:

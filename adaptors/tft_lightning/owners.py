@@ -10,15 +10,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningDataModule
-from tft_pytorch.attributes import LIMIT, Changes
+from tft_pytorch.attributes import Changes
 from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.owned_generators import Owned, kind_of
-from tft_pytorch.plain_values import placed, size_of
+from tft_pytorch.plain_values import placed
 from tft_pytorch.unkept import sentence
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from tft import Session
+from tft.spi.plain_values import LIMIT, size_of
 from tft_lightning.kept_attributes import frameworks_own, is_native
 
 _LEFT = (

@@ -16,11 +16,12 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from tft_pytorch.attributes import Attributes
-from tft_pytorch.plain_values import NotPlain, placed, plain
+from tft_pytorch.plain_values import placed, plain
 from torch import Tensor
 
 from tft import Session
 from tft.errors import UsageError
+from tft.spi.plain_values import NotPlain
 from tft_lightning.evaluations import Evaluations
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import Reader, reader_of

@@ -8,32 +8,28 @@ rank-local state of each rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from random import Random
 from typing import Any
 
 import numpy
 from mindspore import Tensor, nn, train
 
-from tft_mindspore.plain_values import (
+from tft.spi.plain_values import (
+    LARGE,
     LIMIT,
     NotPlain,
-    Plain,
-    TooLarge,
-    into,
-    placed,
-    plain,
+    mark_of_array,
     size_of,
+    unkept_sentence,
 )
+from tft_mindspore.plain_values import values
+
+Plain = Any  # plain values of various types
 
 _ROOM = 2 * LIMIT
 """The most bytes of all attributes together."""
 _LEFT_ALONE = (train.TrainFaultTolerance, train.LossMonitor, train.TimeMonitor)
 """Callbacks whose attributes are not kept: the adaptor's own one, and those that only print."""
-_PLAIN = "numbers, texts, Tensors, arrays, and lists, sets and dicts of them"
-_LARGE = f"has more than {LIMIT // 1024} KiB"
 _CROWDED = "has no room beside the running statistics of the model and the other attributes"
-_SAMPLES = 256
-"""How many elements of an array are compared."""
 
 
 class KeptAttributes:
@@ -85,13 +81,12 @@ class KeptAttributes:
                 if (number, name) in self._left:
                     continue
                 try:
-                    now = plain(value)
+                    now = values.plain(value)
                     size = size_of(now)
-                except NotPlain as error:
-                    now, size = None, LIMIT + 1
-                    why = _LARGE if isinstance(error, TooLarge) else "is no plain value"
+                except NotPlain:
+                    now, size, why = None, LIMIT + 1, "is no plain value"
                 else:
-                    why = _LARGE if size > LIMIT else _CROWDED
+                    why = LARGE if size > LIMIT else _CROWDED
                 if size <= min(room, LIMIT):
                     room -= size
                     found[name] = now
@@ -147,9 +142,8 @@ class KeptAttributes:
             for name in present.keys() - noted.keys():
                 if hasattr(type(callback), name) and (number, name) not in self._left:
                     delattr(callback, name)
-            for name, value in noted.items():
-                if (number, name) not in self._left:
-                    setattr(callback, name, into(present.get(name), placed(value)))
+            kept = {n: values.placed(v) for n, v in noted.items() if (number, n) not in self._left}
+            values.put_back(callback, kept)
         # the objects in a loop that is entered again are others: so do not compare with them
         self._marks.clear()
 
@@ -163,12 +157,7 @@ class KeptAttributes:
     def _leave(self, number: int, name: str, why: str) -> None:
         self._left.add((number, name))
         owner = type(self._callbacks[number]).__name__
-        sentence = (
-            f"the attribute {name} of {owner} changes while training, and tft does not keep it, "
-            f"because it {why}: an incident does not put it back, and a replacement process begins "
-            f"anew with it. Use {_PLAIN}, each up to {LIMIT // 1024} KiB, "
-            f"and {self._room // 1024} KiB in all"
-        )
+        sentence = unkept_sentence(owner, name, why, f", and {self._room // 1024} KiB in all")
         self._unkept.append((f"{owner}.{name}", sentence))
 
 
@@ -185,17 +174,10 @@ def _mark(value: Any) -> object:  # Any: an attribute may have any type
     simple attributes, or samples of it.
     """
     kind: Any = type(value)
-    if isinstance(value, Random):
-        return value.getstate()
-    if isinstance(value, numpy.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, numpy.random.RandomState):
-        return repr(value.get_state())
     if kind is Tensor:
         value = value.asnumpy()
     if isinstance(value, numpy.ndarray):
-        flat = value.reshape(-1)
-        return value.shape, flat[:: max(1, flat.size // _SAMPLES)].tobytes()
+        return mark_of_array(value)
     if kind in (list, tuple, dict, set):
         return id(value), len(value)
     if kind.__module__.startswith("mindspore.") or isinstance(value, nn.Cell):

@@ -17,20 +17,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tft.errors import UsageError
+from tft.spi.plain_values import AS_THEY_ARE, LIMIT, NotPlain, size_of
 from tft_pytorch.plain_values import (
-    AS_THEY_ARE,
-    NotPlain,
     equal,
     into,
     is_fixed,
     may_be_plain,
     placed,
     plain,
-    size_of,
+    put_back,
 )
 
-LIMIT = 32 * 1024
-"""The most bytes of one attribute that are kept. The whole rank-local state has 256 KiB."""
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
 
@@ -289,14 +286,3 @@ def _copied(value: Any) -> Any:
     Return a copy of `value`, whose tensors may be those of the object.
     """
     return tree_map_only(Tensor, Tensor.clone, value)
-
-
-def put_back(owner: object, attributes: Mapping[str, Any]) -> None:
-    """
-    Set the attributes of `owner` to the values that `attributes_of` has returned, after `placed`
-    has put their tensors in place. Lists, dicts and the like keep their identity, since other
-    objects may refer to them.
-    """
-    present = vars(owner)
-    for name, value in attributes.items():
-        setattr(owner, name, into(present.get(name), value))

@@ -24,23 +24,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from tft_pytorch.attributes import LIMIT
-from tft_pytorch.plain_values import NotPlain, plain
+from tft.spi.plain_values import LARGE, SCALARS, NotPlain, mark_of_array, unkept_sentence
+from tft_pytorch.plain_values import plain
 
 _ENDS = 8
 """How many parts at each end of a container are looked at."""
-_SAMPLES = 256
-"""How many elements of an array are looked at."""
 _FEW = 8
 """How many elements of a tensor are looked at, beside its version."""
 _DEEPEST = 3
 """How many objects within objects are looked at."""
-_SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_SCALARS = SCALARS | {complex}
 _LEFT = (
     FunctionType, MethodType, ModuleType, type, Optimizer, LRScheduler, Dataset, Sampler, DataLoader,
 )  # fmt: skip
 """What is kept in other ways, or has no state."""
-LARGE = f"has more than {LIMIT // 1024} KiB"
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 Keeps = Callable[[str], bool]
@@ -105,7 +102,7 @@ class Unkept:
             tensors = chain(value.parameters(), value.buffers())
             return [_mark_of_tensor(each) for each in tensors if id(each) not in self._own]
         if isinstance(value, numpy.ndarray):
-            return _mark_of_array(value)
+            return mark_of_array(value)
         if isinstance(value, dict):
             return [len(value), *(self._mark(each, depth + 1) for each in _ends(value.values()))]
         if isinstance(value, list | tuple | set | frozenset | deque):
@@ -132,12 +129,10 @@ def sentence(owner: str, name: str, why: str = LARGE) -> str:
     """
     Return a sentence about an attribute of an object of the class `owner` that is not kept.
     """
-    return (
-        f"the attribute {name} of {owner} changes while training, and tft does not keep it, because it "
-        f"{why}: an incident does not put it back, and a replacement process begins anew with it. "
-        "Use numbers, texts, tensors, arrays, and lists, sets and dicts of them, each up to "
-        f"{LIMIT // 1024} KiB, or a buffer of the model. If each step computes it anew, set it to None behind its use"
-    )
+    return unkept_sentence(
+        owner, name, why,
+        ", or a buffer of the model. If each step computes it anew, set it to None behind its use",
+    )  # fmt: skip
 
 
 def _why(value: object) -> str:
@@ -167,12 +162,6 @@ def _mark_of_tensor(value: Tensor) -> object:
     flat = value.detach().view(-1)
     few = flat[:: max(1, flat.numel() // _FEW)]
     return [value.shape, version, repr(few.tolist())]
-
-
-def _mark_of_array(value: Any) -> object:
-    flat = value.reshape(-1)
-    sample = flat[:: max(1, flat.size // _SAMPLES)]
-    return [value.shape, None if value.dtype.hasobject else sample.tobytes()]
 
 
 def _ends(values: Any) -> Iterator[Any]:

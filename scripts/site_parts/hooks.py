@@ -29,6 +29,7 @@ API = {
     "tft": "What a training script imports.",
     "tft.spi": "What an adaptor or a plugin imports.",
     "tft.spi.generators": "What an adaptor imports that keeps random generators of Python and numpy.",
+    "tft.spi.plain_values": "What an adaptor imports that keeps attributes of the user's objects.",
     "tft.spi.launcher": "What a program imports that starts ranks itself.",
 }
 """The modules whose docstrings have a page, each with its first sentence."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tft_pytorch.attributes import Attributes, Changes
-from tft_pytorch.plain_values import _ON_DEVICE, placed, plain
+from tft_pytorch.plain_values import on_device, placed, plain
 
 from tft.errors import UsageError
 from tft.spi import pack, unpack
@@ -94,7 +94,7 @@ def test_an_attribute_that_grows_is_refused_by_name() -> None:
 def test_tensors_of_a_device_return_to_it() -> None:
     """When tensors in lists and dicts are on a device, then they are kept in host memory, and are put
     on the device of the rank again. Tensors on the CPU stay there."""
-    noted = {"kept": [{_ON_DEVICE: torch.zeros(2)}, torch.ones(2)], "pair": (1, "a")}
+    noted = {"kept": [on_device(torch.zeros(2)), torch.ones(2)], "pair": (1, "a")}
     found = placed(noted, torch.device("meta"))
     assert [each.device.type for each in found["kept"]] == ["meta", "cpu"]
     assert found["pair"] == (1, "a")

@@ -12,10 +12,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tft_pytorch.plain_values import NotPlain, equal, into, placed, plain, size_of
+from tft_pytorch.plain_values import equal, into, placed, plain
 from torch import nn
 
 from tft.spi import pack, unpack
+from tft.spi.plain_values import NotPlain, size_of
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "left right")
@@ -143,7 +144,7 @@ def test_a_defaultdict_makes_missing_values_as_before() -> None:
         object(), len, [object()], {object()}, {"a": print}, {object: 1}, nn.Linear(1, 1),
         nn.Parameter(torch.zeros(1)), [nn.Parameter(torch.zeros(1))], Bits.ONE | Bits.TWO,
         random.SystemRandom(), numpy.array([object()]), numpy.zeros(1, [("a", int)]), iter([]),
-        numpy.ma.masked_array([1]), torch.eye(2).to_sparse(), torch.empty(1, device="meta"), Meter(object(), []),  # type: ignore[arg-type]
+        {"deep": defaultdict(lambda: 5)}, numpy.ma.masked_array([1]), torch.eye(2).to_sparse(), torch.empty(1, device="meta"), Meter(object(), []),  # type: ignore[arg-type]
     ],
     ids=lambda each: type(each).__name__,
 )  # fmt: skip

@@ -23,10 +23,11 @@ from tft_lightning.evaluations import (
 from tft_lightning.loaders import _Seal, positioned, reader_of
 from tft_lightning.owners import Watched
 from tft_pytorch.generators import generators, restore
-from tft_pytorch.plain_values import plain, size_of
+from tft_pytorch.plain_values import plain
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 from tft.errors import UsageError
+from tft.spi.plain_values import size_of
 
 
 def watched() -> Watched:

@@ -11,10 +11,10 @@ import numpy
 import pytest
 from mindspore import Parameter, Tensor, nn, train
 from tft_mindspore.kept_attributes import KeptAttributes
-from tft_mindspore.plain_values import LIMIT
 from tft_mindspore.rank_local_state import RankLocalState
 
 from tft.spi import pack, unpack
+from tft.spi.plain_values import LIMIT
 
 Theirs = Any  # MindSpore has no types
 
@@ -97,6 +97,26 @@ def test_attributes_are_put_back_into_the_same_and_another_process(fresh: bool) 
     mean.on_train_begin(None)
     kept.put_back()
     assert values(mean) == expected
+
+
+def test_generator_of_a_callback_draws_the_same_numbers_in_another_process() -> None:
+    """When a callback has a random generator, then a replacement process draws the same numbers
+    again, from the generator that its callback has made."""
+    ours: Theirs
+    theirs: Theirs
+    ours, theirs = Mean(), Mean()
+    for callback in (ours, theirs):
+        callback.chance = numpy.random.default_rng(1)
+    kept, replaced = KeptAttributes([ours], 0), KeptAttributes([theirs], 0)
+    ours.chance.random()
+    noted = moved(kept.note(1, whole=True))
+    drawn = [ours.chance.random() for _ in range(3)]
+    made = theirs.chance
+    assert replaced.rollback(noted, 1) is None
+    replaced.put_back()
+    assert theirs.chance is made
+    assert [made.random() for _ in range(3)] == drawn
+    assert list(kept.unkept()) == []
 
 
 def test_callbacks_of_mindspore_go_on_where_they_were() -> None:

@@ -4,7 +4,7 @@ The interface for authors of adaptors and plugins.
 An adaptor or a plugin imports this package, `tft` and `tft.errors`, and no other module of tft. The
 package contains the hook specifications, the markers for hooks, the types that hooks use, and
 helpers for adaptors. A program that starts ranks itself also imports `tft.spi.launcher`. An adaptor
-may import `tft.spi.generators`, which needs numpy.
+may import `tft.spi.generators` and `tft.spi.plain_values`, which need numpy.
 """
 
 from tft.addresses import ListenAddress, read_address

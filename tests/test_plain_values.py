@@ -1,0 +1,129 @@
+"""
+Values of the user's objects, as adaptors keep them, without a framework.
+
+`tests/adaptors/test_plain_values.py` and `tests/mindspore/test_kept_attributes.py` have the tests with
+tensors.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+
+from tft.spi import pack, unpack
+from tft.spi.plain_values import (
+    Large,
+    NotPlain,
+    PlainValues,
+    mark_of_array,
+    of_kind,
+    size_of,
+    unkept_sentence,
+)
+
+
+class Weight:
+    """
+    A tensor of a framework.
+    """
+
+    def __init__(self, value: float, device: str) -> None:
+        self.value = value
+        self.device = device
+
+
+class Parameter(Weight):
+    """
+    A tensor that a model refers to.
+    """
+
+
+@dataclass
+class Meter:
+    """
+    A dataclass of the user.
+    """
+
+    total: Weight
+    last: list[int]
+
+
+def filled(old: Weight, value: Weight) -> Weight:
+    """
+    Put a tensor back into the one that is there.
+    """
+    old.value = value.value
+    return old
+
+
+values = PlainValues(
+    forms={Weight: lambda value, depth: of_kind("weight", value.value)},
+    makers={"weight": Weight},
+    fillers=((Weight, filled),),
+    frameworks=(),
+    large=800,
+    many=100,
+)
+
+
+def test_tensors_of_a_framework_are_kept_in_containers() -> None:
+    """When values have tensors as parts, then they are made again, for the place that is named, and
+    are put back into the tensors that are there. Subclasses of tensors are not plain."""
+    meter = Meter(Weight(1.5, "here"), [1])
+    found = values.placed(unpack(pack(values.plain({"all": [meter]}))), "there")["all"][0]
+    assert (found.total.value, found.total.device, found.last) == (1.5, "there", [1])
+
+    owner = Meter(Weight(0.0, "here"), [])
+    total, last = owner.total, owner.last
+    values.put_back(owner, {"total": Weight(2.5, "there"), "last": [3]})
+    assert (owner.total, owner.last) == (total, [3])
+    assert owner.last is last
+    assert (total.value, total.device) == (2.5, "here")
+    with pytest.raises(NotPlain):
+        values.plain([Parameter(1.0, "here")])
+
+
+@pytest.mark.parametrize("value", [numpy.zeros(101), list(range(101)), [set(range(101))]])
+def test_large_values_are_not_copied(value: Any) -> None:
+    """When an array has more bytes, or a container more parts, than an adaptor keeps, then its size
+    is known without a copy of it."""
+    noted = values.plain(value)
+    assert Large(808) in (noted, *(noted if isinstance(noted, list) else ()))
+    assert size_of(noted) == 808
+    assert size_of(values.plain(numpy.zeros(100))) > 800
+
+
+def test_dataclass_of_a_framework_is_not_plain() -> None:
+    """When a dataclass is of a package that is a framework for the adaptor, then it is not plain, as
+    it may be the bookkeeping of the framework."""
+    apart = PlainValues(forms={}, makers={}, frameworks=(__name__.partition(".")[0],), large=800)
+    assert values.may_be_plain(Meter(Weight(1.0, "here"), []))
+    assert not apart.may_be_plain(Meter(Weight(1.0, "here"), []))
+
+
+def test_nameless_factory_of_a_part_is_not_plain() -> None:
+    """When a defaultdict within another value has a function without a name, then it is not plain: a
+    replacement process would have a dict, and stop at the first missing key."""
+    with pytest.raises(NotPlain):
+        values.plain({"counts": defaultdict(lambda: 5)})
+    assert values.plain({"counts": defaultdict(int, a=1)})
+    assert values.plain(defaultdict(lambda: 5, a=1)) == {"a": 1}
+
+
+def test_change_within_an_array_changes_its_mark() -> None:
+    """When an element of a small array changes, then its mark does. Arrays of objects have one, too."""
+    array = numpy.zeros((4, 4))
+    before = mark_of_array(array)
+    array[2, 3] = 1
+    assert mark_of_array(array) != before
+    assert mark_of_array(numpy.array([object()])) == [(1,), None]
+
+
+def test_sentence_about_an_attribute_says_what_to_use() -> None:
+    """When an attribute is not kept, then the sentence names it, the reason, and what is kept."""
+    said = unkept_sentence("Mean", "rows", "is no plain value", ", and 64 KiB in all")
+    assert said.startswith("the attribute rows of Mean changes while training")
+    assert "because it is no plain value: an incident does not put it back" in said
+    assert said.endswith("each up to 32 KiB, and 64 KiB in all")

@@ -1,0 +1,446 @@
+"""
+Copies values of the user's objects in a form that can be packed, and makes the values again: numbers,
+texts, arrays of numpy, random generators, and lists, tuples, sets, deques, dicts and dataclasses of
+them. An adaptor adds the tensors of its framework.
+
+In that form, lists and most dicts stay what they are. Other types become a dict with the key
+`_KIND`, which names the type.
+
+This module needs numpy, so `tft.spi` does not import it.
+"""
+
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import reduce
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any
+
+import numpy
+
+from tft.spi import generators
+
+LIMIT = 32 * 1024
+"""The most bytes of one attribute of an object that adaptors keep. The whole rank-local state has
+256 KiB."""
+LARGE = f"has more than {LIMIT // 1024} KiB"
+"""Why an attribute is not kept, for `unkept_sentence`."""
+SCALARS: frozenset[Any] = frozenset({bool, int, float, str, bytes, type(None)})
+AS_THEY_ARE: frozenset[Any] = frozenset({bool, float, str, bytes, type(None)})
+"""The types whose values are plain as they are."""
+_CONTAINERS: frozenset[Any] = frozenset(
+    {list, tuple, set, frozenset, deque, dict, OrderedDict, Counter, defaultdict}
+)
+_DICTS = frozenset({defaultdict, OrderedDict, Counter})
+_KIND = "tft: a value of the type"
+"""The key of a dict that stands for a value of another type. The other key is `_PARTS`."""
+_PARTS = "of"
+_DEEPEST = 30
+"""How many containers may lie within each other. Objects that refer to each other would have no end."""
+_WORDS = range(-(2**63), 2**64)
+"""The integers that can be packed."""
+_SAMPLES = 256
+"""How many elements of an array `mark_of_array` looks at."""
+
+Form = Callable[[Any, int], Any]
+"""Returns the plain form of a value of one type. Takes the value, and how deep its parts lie."""
+
+
+class NotPlain(Exception):
+    """
+    Raised for a value that is not plain.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """
+    Stands for a value that is too large to be kept.
+    """
+
+    nbytes: int
+
+
+def of_kind(kind: str, parts: object) -> dict[str, object]:
+    """
+    Return the plain form of a value whose type has the name `kind` there.
+    """
+    return {_KIND: kind, _PARTS: parts}
+
+
+class PlainValues:
+    """
+    Copies values, and makes them again, for one adaptor.
+    """
+
+    def __init__(
+        self,
+        *,
+        forms: Mapping[Any, Form],
+        makers: Mapping[str, Callable[[Any, Any], Any]],
+        fillers: Sequence[tuple[type, Callable[[Any, Any], Any]]] = (),
+        frameworks: Collection[str],
+        large: int,
+        many: int = sys.maxsize,
+    ) -> None:
+        """
+        Add to the types of Python and numpy those of a framework: `forms` has their forms, and
+        `makers` makes the values again, from the parts in `of_kind` and the `place` of `placed`.
+        Subclasses of these types are not plain. `fillers` has types of which `into` puts values back
+        by these functions, from the old value and the new one.
+
+        Dataclasses of the packages `frameworks` are not plain: they may be the bookkeeping of a
+        framework. `Large` stands for arrays of more than `large` bytes, and for containers of more
+        than `many` parts, which are not copied.
+        """
+        self._forms: Mapping[Any, Form] = {
+            **dict.fromkeys(AS_THEY_ARE, _scalar),
+            int: _large_integer, complex: _complex, list: self._list, set: self._set, frozenset: self._set,
+            deque: self._deque, numpy.ndarray: self._array, **forms,
+        }  # fmt: skip
+        self._forms_of_bases: Sequence[tuple[type, Form]] = (
+            (Enum, _enum), (tuple, self._tuple), (dict, self._dict), (numpy.generic, _number),
+            (PurePath, _path), (numpy.random.Generator, _generator),
+            (numpy.random.RandomState, _generator), (random.Random, _generator),
+        )  # fmt: skip
+        self._makers: Mapping[str, Callable[[Any, Any], Any]] = {
+            **_MAKERS,
+            "tuple": lambda parts, place: tuple(self.placed(parts, place)),
+            "set": lambda parts, place: set(self.placed(parts, place)),
+            "frozenset": lambda parts, place: frozenset(self.placed(parts, place)),
+            "deque": lambda parts, place: deque(self.placed(parts[1], place), parts[0]),
+            "named": lambda parts, place: _class(parts[0])._make(self.placed(parts[1], place)),
+            "dict": self._placed_dict,
+            "record": self._placed_record,
+            **makers,
+        }
+        self._fillers = fillers
+        self._frameworks = frozenset(frameworks)
+        self._large, self._many = large, many
+        self._known: dict[Any, Form | None] = {}
+        """The results of `_form` by type."""
+
+    def plain(self, value: Any, depth: int = 0) -> Any:  # Any: an attribute may have any type
+        """
+        Return a copy of `value` from which `placed` makes the value again. Raises `NotPlain` if a
+        part of it is not plain.
+        """
+        kind: Any = type(value)
+        if kind in AS_THEY_ARE or (kind is int and value in _WORDS):
+            return value
+        form = self._form(kind)
+        if form is None or depth > _DEEPEST:
+            raise NotPlain
+        if kind in _CONTAINERS and len(value) > self._many:
+            return Large(8 * len(value))
+        return form(value, depth + 1)
+
+    def may_be_plain(self, value: object) -> bool:
+        """
+        Return True if `value` has a type that is plain. Its parts may be of another type.
+        """
+        return self._form(type(value)) is not None
+
+    def placed(self, value: Any, place: Any = None) -> Any:  # Any: a result of `plain`
+        """
+        Return the value of which `plain` has made `value`. `place` is for values of the framework:
+        the device on which they will be, for example.
+        """
+        kind = type(value)
+        if kind is dict:
+            if _KIND in value:
+                return self._makers[value[_KIND]](value[_PARTS], place)
+            return {key: self.placed(each, place) for key, each in value.items()}
+        if kind in (list, tuple):
+            return kind(self.placed(each, place) for each in value)
+        return value
+
+    def into(self, old: Any, value: Any) -> Any:  # Any: an attribute may have any type
+        """
+        Return `value`, a result of `placed`. If `old` is of the same kind and can be changed, return
+        `old` with the content of `value`, since other objects may refer to it.
+        """
+        if isinstance(old, dict) and type(value) in (dict, type(old)):
+            content = {key: self.into(old.get(key), each) for key, each in value.items()}
+            old.clear()
+            old.update(content)
+            return old
+        for kind, filled in self._fillers:
+            if isinstance(old, kind) and isinstance(value, kind):
+                return filled(old, value)
+        if type(old) is not type(value):
+            return value
+        if generators.kind_of(old):
+            generators.put_back(old, generators.read(value)[1])
+            return old
+        if is_dataclass(old) and not _frozen(old):
+            self._fill_record(old, value)
+            return old
+        return _filled(old, value)
+
+    def put_back(self, owner: object, attributes: Mapping[str, Any]) -> None:
+        """
+        Set attributes of `owner` to values that `placed` has returned. Lists, dicts and the like
+        keep their identity, since other objects may refer to them.
+        """
+        present = vars(owner)
+        for name, value in attributes.items():
+            setattr(owner, name, self.into(present.get(name), value))
+
+    # ------------------------------------------------------------ the forms of the types
+
+    def _form(self, kind: Any) -> Form | None:
+        """
+        Return the function that copies a value of the type `kind`, or None if it is not plain.
+        Subclasses of tensors are not plain. Parameters are among them: a model refers to them.
+        """
+        try:
+            return self._known[kind]
+        except KeyError:
+            self._known[kind] = found = self._find(kind)
+            return found
+
+    def _find(self, kind: Any) -> Form | None:
+        if kind in self._forms:
+            return self._forms[kind]
+        for base, form in self._forms_of_bases:
+            if issubclass(kind, base):
+                return form
+        known = kind.__module__.partition(".")[0] in self._frameworks
+        return self._record if is_dataclass(kind) and not known else None
+
+    def _list(self, value: Any, depth: int) -> Any:
+        return [self.plain(each, depth) for each in value]
+
+    def _tuple(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is tuple:
+            return of_kind("tuple", self._list(value, depth))
+        if not hasattr(kind, "_make"):
+            raise NotPlain
+        return of_kind("named", [_named(kind), self._list(value, depth)])
+
+    def _set(self, value: Any, depth: int) -> Any:
+        # the order of a set differs between processes
+        return of_kind(type(value).__name__, self._list(sorted(value, key=repr), depth))
+
+    def _deque(self, value: Any, depth: int) -> Any:
+        return of_kind("deque", [value.maxlen, self._list(value, depth)])
+
+    def _dict(self, value: Any, depth: int) -> Any:
+        kind, makes = ["builtins", "dict"], ["", ""]
+        if type(value) in _DICTS:
+            try:
+                makes = _named(getattr(value, "default_factory", None) or type(None))
+                kind = _named(type(value))
+            except NotPlain:
+                # Another process would make a dict of it, in which a missing key is an error. A
+                # defaultdict that is an attribute itself is there, and `into` keeps its function.
+                if depth > 1:
+                    raise
+        # a dict of another class keeps it where the content is put back into the dict that is there
+        if kind == ["builtins", "dict"] and SCALARS.issuperset(map(type, value)):
+            return {key: self.plain(each, depth) for key, each in value.items()}
+        pairs = [[self.plain(key, depth), self.plain(each, depth)] for key, each in value.items()]
+        return of_kind("dict", [kind, makes, pairs])
+
+    def _array(self, value: Any, depth: int) -> Any:
+        return Large(value.nbytes) if value.nbytes > self._large else array_form("array", value)
+
+    def _record(self, value: Any, depth: int) -> Any:
+        content = {name: self.plain(each, depth) for name, each in _content(value).items()}
+        return of_kind("record", [_named(type(value)), content])
+
+    # ------------------------------------------------------------ making values again
+
+    def _placed_dict(self, parts: Any, place: Any) -> Any:
+        kind, makes = _class(parts[0]), _class(parts[1])
+        found = kind(makes) if kind is defaultdict else kind()
+        for key, each in parts[2]:
+            found[self.placed(key, place)] = self.placed(each, place)
+        return found
+
+    def _placed_record(self, parts: Any, place: Any) -> Any:
+        kind = _class(parts[0])
+        found = kind.__new__(kind)
+        for name, each in parts[1].items():
+            object.__setattr__(found, name, self.placed(each, place))
+        return found
+
+    def _fill_record(self, old: Any, value: Any) -> None:
+        content = _content(value)
+        for name in _content(old).keys() - content.keys():
+            object.__delattr__(old, name)
+        for name, each in content.items():
+            object.__setattr__(old, name, self.into(getattr(old, name, None), each))
+
+
+def size_of(value: Any) -> int:  # Any: a result of `plain`
+    """
+    Return about how many bytes a plain value takes.
+    """
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return len(value)
+    if kind is dict:
+        return sum(size_of(key) + size_of(each) for key, each in value.items())
+    if kind is list or kind is tuple:
+        return sum(map(size_of, value))
+    size: int = getattr(value, "nbytes", 8)  # of a tensor, or `Large`
+    return size
+
+
+# ---------------------------------------------------------------- the forms of the types
+
+
+def _scalar(value: Any, depth: int) -> Any:
+    return value
+
+
+def _large_integer(value: int, depth: int) -> Any:
+    return of_kind("int", str(value))
+
+
+def _complex(value: complex, depth: int) -> Any:
+    return of_kind("complex", [value.real, value.imag])
+
+
+def array_form(kind: str, array: Any) -> dict[str, object]:  # Any: an array of any type
+    """
+    Return the plain form of an array of numpy, under the name `kind`. `array_of` makes it again from
+    the parts. Raises `NotPlain` for arrays of objects or records.
+    """
+    dtype = array.dtype
+    if dtype.hasobject or dtype.fields is not None:
+        raise NotPlain
+    return of_kind(kind, [dtype.str, list(array.shape), array.tobytes()])
+
+
+def array_of(parts: Any) -> Any:  # Any: an array of any type
+    """
+    Return a new array from the parts of a result of `array_form`.
+    """
+    return numpy.frombuffer(parts[2], numpy.dtype(parts[0])).reshape(parts[1]).copy()
+
+
+def _number(value: Any, depth: int) -> Any:
+    return array_form("number", value)
+
+
+def _path(value: Any, depth: int) -> Any:
+    return of_kind("path", [_named(type(value)), str(value)])
+
+
+def _enum(value: Any, depth: int) -> Any:
+    if value.name not in type(value).__members__:  # several flags at once
+        raise NotPlain
+    return of_kind("enum", [_named(type(value)), value.name])
+
+
+def _generator(value: Any, depth: int) -> Any:
+    try:
+        return of_kind("generator", generators.read(value))
+    except NotImplementedError:  # such as that of a random.SystemRandom
+        raise NotPlain from None
+
+
+_MAKERS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "int": lambda parts, place: int(parts),
+    "complex": lambda parts, place: complex(*parts),
+    "array": lambda parts, place: array_of(parts),
+    "number": lambda parts, place: array_of(parts)[()],
+    "path": lambda parts, place: _class(parts[0])(parts[1]),
+    "enum": lambda parts, place: _class(parts[0])[parts[1]],
+    "generator": lambda parts, place: generators.made(*parts),
+}
+"""The functions that make values again that have no other values as parts."""
+
+
+# ---------------------------------------------------------------- classes by name
+
+
+def _named(kind: Any) -> list[str]:
+    """
+    Return the names under which another process finds a class. Raises `NotPlain` if it is not found.
+    """
+    names = [getattr(kind, "__module__", ""), getattr(kind, "__qualname__", "")]
+    if kind is type(None):
+        return ["", ""]
+    here = sys.modules.get(names[0])
+    if "<" in names[1] or here is None or _inner(here, names[1]) is not kind:
+        raise NotPlain
+    return names
+
+
+def _inner(where: object, path: str) -> Any:
+    return reduce(lambda each, name: getattr(each, name, None), path.split("."), where)
+
+
+def _class(names: list[str]) -> Any:
+    return None if names == ["", ""] else _inner(import_module(names[0]), names[1])
+
+
+# ---------------------------------------------------------------- putting values back
+
+
+def _content(record: Any) -> dict[str, Any]:
+    """
+    Return the attributes of a dataclass.
+    """
+    if hasattr(record, "__dict__"):
+        return dict(vars(record))
+    return {
+        each.name: getattr(record, each.name)
+        for each in fields(record)
+        if hasattr(record, each.name)
+    }
+
+
+def _frozen(record: Any) -> bool:
+    return bool(record.__dataclass_params__.frozen)
+
+
+def _filled(old: Any, value: Any) -> Any:
+    if isinstance(old, list):
+        old[:] = value
+    elif isinstance(old, set) or (isinstance(old, deque) and old.maxlen == value.maxlen):
+        old.clear()
+        old.update(value) if isinstance(old, set) else old.extend(value)
+    elif (
+        isinstance(old, numpy.ndarray)
+        and (old.shape, old.dtype) == (value.shape, value.dtype)
+        and old.flags.writeable
+    ):
+        old[...] = value
+    else:
+        return value
+    return old
+
+
+# ---------------------------------------------------------------- what is not kept
+
+
+def unkept_sentence(owner: str, name: str, why: str, more: str = "") -> str:
+    """
+    Return a sentence about an attribute of an object of the class `owner` that changes and is not
+    kept. `more` follows the advice what to use instead.
+    """
+    return (
+        f"the attribute {name} of {owner} changes while training, and tft does not keep it, because it "
+        f"{why}: an incident does not put it back, and a replacement process begins anew with it. "
+        "Use numbers, texts, tensors, arrays, and lists, sets and dicts of them, each up to "
+        f"{LIMIT // 1024} KiB{more}"
+    )
+
+
+def mark_of_array(array: Any) -> object:  # Any: an array of any type
+    """
+    Return a value that changes when the array changes: its shape, and samples of it.
+    """
+    flat = array.reshape(-1)
+    sample = flat[:: max(1, flat.size // _SAMPLES)]
+    return [array.shape, None if array.dtype.hasobject else sample.tobytes()]
