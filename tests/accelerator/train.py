@@ -43,6 +43,7 @@ from record import Record
 
 from tests.accelerator.sharing import share_device
 from tests.e2e.job_parts import whole
+from tests.once import once
 
 WIDTH = 64
 ROWS = 160
@@ -108,26 +109,19 @@ def batch(step: int) -> Tensor:
     return torch.randn(8, WIDTH, generator=generator).to(place)
 
 
-def once(mark: str) -> bool:
-    """
-    Return True the first time that a process of the job asks for this mark.
-    """
-    try:
-        (session.run_dir / mark).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
 def fail(step: int) -> None:
     """
     Make the error of the arguments, if this is its rank and its step.
     """
     if args.error == "skip":
-        if (session.rank, step) != (VICTIM, FAILING) or not once("failed"):
+        if (session.rank, step) != (VICTIM, FAILING) or not once(session.run_dir / "failed"):
             dist.all_reduce(torch.ones(COUNTED, device=place))
         return
-    if args.error is None or (session.rank, step) != (VICTIM, FAILING) or not once("failed"):
+    if (
+        args.error is None
+        or (session.rank, step) != (VICTIM, FAILING)
+        or not once(session.run_dir / "failed")
+    ):
         return
     try:
         if args.error == "memory":

@@ -43,6 +43,7 @@ from record import Record
 
 from tests.device.group import install
 from tests.device.stream import stream
+from tests.once import once
 
 WIDTH = 16
 SLOW = 3.0
@@ -151,22 +152,11 @@ def slow_copies() -> None:
     forward_buffers._write = behind_the_stream
 
 
-def once(mark: str) -> bool:
-    """
-    Return True the first time that a process of the job asks for this mark.
-    """
-    try:
-        (session.run_dir / mark).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
 def die(step: int, place: str) -> None:
     """
     Kill this process if the arguments name its rank, this step and this place.
     """
-    if f"{session.rank},{step},{place}" == args.dies and once("died"):
+    if f"{session.rank},{step},{place}" == args.dies and once(session.run_dir / "died"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -215,10 +205,10 @@ def train(session: tft.Session) -> None:
         stream.synchronize()
         loss = session.model(batch(step)).square().mean()
         record.write(step, loss.item())
-        if f"{session.rank},{step}" == args.raises and once("raised"):
+        if f"{session.rank},{step}" == args.raises and once(session.run_dir / "raised"):
             raise ValueError("an exception of the user's own")
         loss.backward()
-        if f"{session.rank},{step}" == args.fails and once("failed"):
+        if f"{session.rank},{step}" == args.fails and once(session.run_dir / "failed"):
             raise tft.TrainingFault("a link of this rank has failed", kind="network")
         if sides:
             add_over_sides(step)
@@ -226,7 +216,7 @@ def train(session: tft.Session) -> None:
             count_tokens()
         with session.update():
             die(step, "window")
-            slow = step == args.slow and once(f"slow-{session.rank}")
+            slow = step == args.slow and once(session.run_dir / f"slow-{session.rank}")
             if slow:
                 stream.submit(lambda: time.sleep(SLOW))
             stream.submit(optimizer.step)

@@ -32,6 +32,7 @@ path += [".", "examples/gpt"]
 from record import Record
 
 from tests.e2e.job_parts import WIDTH, Batches, averaged, whole_state
+from tests.once import once
 
 STEPS = 14
 parser = argparse.ArgumentParser()
@@ -64,11 +65,9 @@ def die(step: int, place: str) -> None:
     Kill this process if the arguments name its rank, this step and this place. Only one process of
     the job dies.
     """
-    if (str(session.rank), str(step), place) == (victim, at, where):
-        flag = session.run_dir / "died"
-        if not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+    here = (str(session.rank), str(step), place) == (victim, at, where)
+    if here and once(session.run_dir / "died"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def busy(mark: Path) -> None:

@@ -36,6 +36,7 @@ from torchmetrics import MeanMetric
 
 path += ["."]
 from tests.accelerator.sharing import share_device
+from tests.once import once
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--dir", type=Path)
@@ -64,11 +65,7 @@ def die(place: str, number: int) -> None:
     End this process if this is where and when a rank is to be killed, and it was not killed before.
     """
     spec = f"{place}:{RANK}:{number}"
-    if spec in args.dies:
-        try:
-            (args.dir / f"died-{spec}").touch(exist_ok=False)
-        except FileExistsError:
-            return
+    if spec in args.dies and once(args.dir / f"died-{spec}"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

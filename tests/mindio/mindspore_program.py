@@ -36,6 +36,7 @@ from mindio_ttp.framework_ttp import Action, RepairType, ReportState
 from tests.mindio.desk import Desk
 from tests.mindio.ring import Member
 from tests.mindio.stub import Stub
+from tests.once import once
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 port, ring, directory, steps = (
@@ -85,8 +86,7 @@ def strike(where: str, step: int) -> None:
     """
     for place, (whom, when, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
-        if (whom, when, at) == (rank, step, where) and not mark.exists():
-            mark.touch()
+        if (whom, when, at) == (rank, step, where) and once(mark):
             # ranks with a fault at the same place fail together, however busy the machine is
             there = [n for n, (_, *moment, _) in enumerate(faults) if moment == [step, at]]
             while not all((directory / f"struck-{n}").exists() for n in there):

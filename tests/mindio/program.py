@@ -60,6 +60,7 @@ from mindio_ttp.controller_ttp import tft_init_controller, tft_start_controller
 from tests.mindio.desk import Desk
 from tests.mindio.ring import Member
 from tests.mindio.stub import Stub
+from tests.once import once
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 port, ring, directory, steps = (
@@ -140,8 +141,7 @@ def strike(where: str) -> None:
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
         now = state.step + 1 if step or not (directory / "strike").exists() else 0
-        if (whom, step, at) == (rank, now, where) and not mark.exists():
-            mark.touch()
+        if (whom, step, at) == (rank, now, where) and once(mark):
             # ranks with a fault at the same place fail together, however busy the machine is
             there = [n for n, (_, *when, _) in enumerate(faults) if when == [step, at]]
             while not all((directory / f"struck-{n}").exists() for n in there):
@@ -157,9 +157,8 @@ def fail(name: str) -> None:
     """
     Raise an `OSError` if the options plan a failure of the function `name` on this rank.
     """
-    once = directory / f"raised-{name}-{rank}"
-    if options.get("raises_once", {}).get(name) == rank and not once.exists():
-        once.touch()
+    raised = directory / f"raised-{name}-{rank}"
+    if options.get("raises_once", {}).get(name) == rank and once(raised):
         while "raises_after" in options and not (directory / options["raises_after"]).exists():
             select.select([], [], [], 0.002)
         raise OSError(f"{name} of rank {rank} cannot, this once")

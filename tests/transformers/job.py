@@ -30,6 +30,7 @@ from transformers import (
 path += ["."]
 from tests.accelerator.sharing import share_device
 from tests.device.group import install
+from tests.once import once
 from tests.transformers.specials import SPECIALS
 
 parser = argparse.ArgumentParser()
@@ -98,8 +99,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # Transformers ships no 
         """
         mark = options.out / f"died-{place}-{step}"
         here = (str(self._rank), place, str(step))
-        if here == (self._victim, self._place, self._step) and not mark.exists():
-            mark.touch()
+        if here == (self._victim, self._place, self._step) and once(mark):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
