@@ -2,25 +2,27 @@
 Scripts that catch the exception of a collective before the update window, and continue.
 """
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pluggy
 import pytest
 
+from tft.config import RankSettings
 from tft.errors import Interrupted
+from tft.page import Page
 from tft.spi import TrainingFault
 from tft.spi.adaptor import AdaptorSpecs
-from tft.worker.step_gate import Gate
-from tft.worker.step_loop import StepLoop, step_hooks
+from tft.testing import adaptor as fake
+from tft.worker import session
+from tft.worker.session import Session
 
 
 class Collectives:
     """
-    An adaptor of a rank without state. It keeps the function that it must call for a failed
-    collective.
+    The part of an adaptor that keeps the function which it must call for a failed collective. For
+    the fake adaptor, beside which it is registered, a `ConnectionError` is a fault, and another
+    error a bug of the script.
     """
 
     failed: Callable[[BaseException, bool], None]
@@ -34,51 +36,55 @@ class Collectives:
         """
         self.failed = failed
 
-    @pluggy.HookimplMarker("tft")
-    def tft_capture(self, closing: bool) -> bytes:
-        """
-        Return an empty rank-local state.
-        """
-        return b""
-
 
 class Window:
     """
-    A step loop without audit that stands before the update window of its first step. An error that
-    is a `ConnectionError` counts as a fault, another one as a bug of the script.
+    The step loop of a session without audit that has not joined a job. It stands before the update
+    window of its first step.
     """
 
-    def __init__(self) -> None:
-        self.adaptor = Collectives()
-        manager = pluggy.PluginManager("tft")
-        manager.add_hookspecs(AdaptorSpecs)
-        manager.register(self.adaptor)
-        self.gate = Gate(manager.hook)
-        page = Mock()
-        page.tailed.return_value = False
-        self.loop = StepLoop(
-            settings=Mock(world=1, last_step=0, bell=None), page=page, gate=self.gate,
-            control=Mock(), hooks=step_hooks(manager.hook),
-            observers=Mock(watch_numbers=False, watch_releases=False, work=None),
-            periodic=Mock(), after=Mock(), fault=self.fault, carry_out=Mock(),
+    def __init__(self, page: Page, run_dir: Path) -> None:
+        settings = RankSettings(
+            rank=0, world=1, job="j", run_dir=run_dir, broker="127.0.0.1:1", adaptor="fake",
+            incarnation=0, page=page.fd, host="127.0.0.1", audit="off",
         )  # fmt: skip
+        self._session = Session(settings)
+        self.loop, self.gate = self._session._loop, self._session._gate
         self.loop.begin([], asynchronous=False)
 
-    def fault(self, error: BaseException) -> Any:  # Any: a part of a report
-        """
-        Return the kind of an error.
-        """
-        known = isinstance(error, ConnectionError)
-        return SimpleNamespace(kind="network" if known else "software")
+
+@pytest.fixture
+def collectives(monkeypatch: pytest.MonkeyPatch) -> Collectives:
+    """
+    Let sessions watch the collectives of the adaptor that is returned.
+    """
+    found = Collectives()
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(AdaptorSpecs)
+    manager.register(fake)
+    manager.register(found)
+    monkeypatch.setattr(session, "load_adaptor", lambda name: manager)
+    return found
+
+
+@pytest.fixture
+def window(collectives: Collectives, tmp_path: Path) -> Iterator[Window]:
+    """
+    Yield a loop before its first update window.
+    """
+    page = Page.create()
+    yield Window(page, tmp_path)
+    page.close()
 
 
 @pytest.mark.parametrize("raised", [True, False])
-def test_window_does_not_open_after_a_failed_collective(raised: bool) -> None:
+def test_window_does_not_open_after_a_failed_collective(
+    window: Window, collectives: Collectives, raised: bool
+) -> None:
     """When a collective of the step has failed, and the script has caught its exception, then the
     update window raises a fault instead of opening, without an audit too."""
-    window = Window()
     gone = ConnectionError("gone")
-    window.adaptor.failed(gone, raised)
+    collectives.failed(gone, raised)
     with pytest.raises(
         TrainingFault, match=r"collective of step 1 has failed, and the script has"
     ) as found:
@@ -87,31 +93,32 @@ def test_window_does_not_open_after_a_failed_collective(raised: bool) -> None:
     assert not window.gate.position().window
 
 
-def test_window_sends_the_rank_to_an_incident_that_has_begun() -> None:
+def test_window_sends_the_rank_to_an_incident_that_has_begun(
+    window: Window, collectives: Collectives
+) -> None:
     """When the collectives were aborted because of an incident, and the script has caught the
     exception, then the rank leaves its loop for this incident, and reports no fault of its own."""
-    window = Window()
     window.gate.enter()
-    window.adaptor.failed(ConnectionError("gone"), False)
+    collectives.failed(ConnectionError("gone"), False)
     window.gate.abandoned.set()
     with pytest.raises(Interrupted):
         window.loop.open_window()
 
 
-def test_error_of_the_script_may_be_caught() -> None:
+def test_error_of_the_script_may_be_caught(window: Window, collectives: Collectives) -> None:
     """When a collective was refused because of its arguments, and the script has caught the
     exception, then the update window opens as usual."""
-    window = Window()
-    window.adaptor.failed(RuntimeError("reduce_scatter is not supported"), True)
+    collectives.failed(RuntimeError("reduce_scatter is not supported"), True)
     window.loop.open_window()
     assert window.gate.position().window
 
 
-def test_failure_is_forgotten_when_the_loop_is_entered_again() -> None:
+def test_failure_is_forgotten_when_the_loop_is_entered_again(
+    window: Window, collectives: Collectives
+) -> None:
     """When the loop was left after a failed collective, then the loop that begins anew opens its
     windows."""
-    window = Window()
-    window.adaptor.failed(ConnectionError("gone"), True)
+    collectives.failed(ConnectionError("gone"), True)
     window.loop.attempt(lambda: None)
     window.loop.open_window()
     assert window.gate.position().window
