@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import xxhash
 
-from tft.errors import MalformedMessage, OrderRefused, UsageError
-from tft.spi import pack, unpack
+from tft.errors import MalformedMessage, UsageError
+from tft.spi import pack, skip_batches, unpack
 from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
 from tft_mindspore.memory import Array, Parameter, content, put
 
@@ -142,12 +142,7 @@ class RankLocalState:
         Make the user's data object leave out its next `batches` batches. Raises `OrderRefused` if
         the data object has no method `skip(batches)`.
         """
-        if not hasattr(self._data, "skip"):
-            raise OrderRefused(
-                "a batch that causes faults cannot be left out: the object data is a "
-                f"{type(self._data).__name__}, which has no method skip(batches)"
-            )
-        self._data.skip(batches)
+        skip_batches(self._data, batches)
 
     def digests(self) -> dict[str, str]:
         """

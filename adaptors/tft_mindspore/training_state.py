@@ -14,7 +14,15 @@ from mindspore.communication import GlobalComm
 from mindspore.nn import Cell
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
+from tft.spi import (
+    Buffer,
+    ShardCopies,
+    ShardPayload,
+    SliceContent,
+    check_parts,
+    pack,
+    part_digests,
+)
 from tft_mindspore import checkpoints, step_numbers
 from tft_mindspore.kept_attributes import KeptAttributes
 from tft_mindspore.memory import digest, drop_unfinished_backward
@@ -307,12 +315,7 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
 
 
 def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's objects may have any class
-    unknown = sorted(parts.keys() - _PARTS)
-    if unknown:
-        raise UsageError(
-            f"session.adopt was given {', '.join(unknown)}; the adaptor mindspore takes "
-            f"{', '.join(sorted(_PARTS))}"
-        )
+    check_parts(parts, _PARTS, "mindspore")
     model, optimizer = parts.get("model"), parts.get("optimizer")
     if not isinstance(model, Cell):
         raise UsageError(

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Made
+from tft.spi import Made, check_parts
 from tft_pytorch.auxiliary_state import check_lasting, check_others
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.device import Devices, devices_of, unusable
@@ -186,12 +186,7 @@ class AdoptedMaker:
 
 
 def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects may have any type
-    unknown = sorted(parts.keys() - _PARTS)
-    if unknown:
-        raise UsageError(
-            f"session.adopt was given {', '.join(unknown)}; the adaptor pytorch takes "
-            f"{', '.join(sorted(_PARTS))}"
-        )
+    check_parts(parts, _PARTS, "pytorch")
     model, optimizer = parts.get("model"), parts.get("optimizer")
     if not isinstance(model, nn.Module):
         raise UsageError(

@@ -18,8 +18,8 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from tft.errors import MalformedMessage, OrderRefused, UsageError
-from tft.spi import pack, unpack
+from tft.errors import MalformedMessage, UsageError
+from tft.spi import pack, skip_batches, unpack
 from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
 from tft_pytorch.device import devices_of
 from tft_pytorch.extra import ExtraStates
@@ -287,12 +287,7 @@ class RankLocalState:
 
         Raises `OrderRefused` if the data object has no method `skip(batches)`.
         """
-        if not hasattr(self._data, "skip"):
-            raise OrderRefused(
-                "a batch that causes faults cannot be left out: the object data is a "
-                f"{type(self._data).__name__}, which has no method skip(batches)"
-            )
-        self._data.skip(batches)
+        skip_batches(self._data, batches)
 
     def digestible(self) -> dict[str, object]:
         """

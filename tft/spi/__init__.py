@@ -34,7 +34,7 @@ from tft.spi.faults import TrainingFault
 from tft.spi.markers import hookimpl, hookspec
 from tft.spi.options import starts_controller
 from tft.spi.plugin import PluginSpecs
-from tft.spi.state import StateHooks, TrainingState, part_digests
+from tft.spi.state import StateHooks, TrainingState, check_parts, part_digests, skip_batches
 from tft.spi.types import (
     Advice,
     Buffer,
@@ -104,6 +104,7 @@ __all__ = [
     "TrainingState",
     "Verdict",
     "WorkMeter",
+    "check_parts",
     "digest_parts",
     "hookimpl",
     "hookspec",
@@ -112,6 +113,7 @@ __all__ = [
     "part_digests",
     "read_address",
     "share_keys",
+    "skip_batches",
     "starts_controller",
     "sync",
     "unpack",

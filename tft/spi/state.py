@@ -1,14 +1,15 @@
 """
-Ready-made hooks for an adaptor that keeps the training state of this process in one object.
+Ready-made hooks for an adaptor that keeps the training state of this process in one object, and what
+such objects have in common.
 
 Each hook only calls a method of that object: `tft_shards` calls `shards`, and so on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from tft.errors import UsageError
+from tft.errors import OrderRefused, UsageError
 from tft.protocol.messages import ShardCopies
 from tft.spi.digests import digest_parts
 from tft.spi.markers import hookimpl
@@ -35,6 +36,32 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
         ),
     )
     return {part: "" if own.get(part) else digest for part, digest in found.items()}
+
+
+def check_parts(parts: Iterable[str], known: Collection[str], adaptor: str) -> None:
+    """
+    Raise `UsageError` if the script has given `session.adopt` a part that the adaptor of this name
+    does not know.
+    """
+    unknown = sorted(set(parts).difference(known))
+    if unknown:
+        raise UsageError(
+            f"session.adopt was given {', '.join(unknown)}; the adaptor {adaptor} takes "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def skip_batches(data: Any, batches: int) -> None:  # Any: the user's data object has any class
+    """
+    Make the user's data object leave out its next `batches` batches. Raises `OrderRefused` if it
+    has no method `skip(batches)`.
+    """
+    if not hasattr(data, "skip"):
+        raise OrderRefused(
+            "a batch that causes faults cannot be left out: the object data is a "
+            f"{type(data).__name__}, which has no method skip(batches)"
+        )
+    data.skip(batches)
 
 
 class TrainingState(Protocol):
