@@ -2,6 +2,9 @@
 What the training states of adaptors have in common.
 """
 
+import subprocess
+import sys
+
 import pytest
 
 from tft.errors import OrderRefused, UsageError
@@ -38,3 +41,10 @@ def test_data_without_the_method_skip_leaves_no_batch_out() -> None:
     assert data.position == 2
     with pytest.raises(OrderRefused, match=r"the object data is a list, which has no method skip"):
         skip_batches([], 1)
+
+
+def test_extensions_need_no_numpy() -> None:
+    """When an extension imports `tft.spi`, then numpy is not imported: only the adaptors that need it
+    anyway import the two modules that do."""
+    program = "import sys, tft.spi; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
