@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped] # it has no types
 import pytest
 
 from tests.agent.stage import package
