@@ -490,146 +490,158 @@ class Breach:
 
 
 BREACHES = (
-    Breach(breaks=a_file_left_out_of_the_manifest, promise="checkpoints are complete"),
+    Breach(breaks=a_file_left_out_of_the_manifest, promise="checkpoints must be complete"),
     Breach(
         breaks=a_healthy_rank_ended_in_every_incident,
-        promise="a process is ended only for a reason",
+        promise="a process may be ended only for a reported reason",
     ),
     Breach(
         breaks=a_check_without_consequences,
-        promise="an isolated node gets no process",
+        promise="an isolated node must get no process",
         schedules=where(is_seen("isolate", "end")),
     ),
     Breach(
         breaks=a_bad_node_is_used_again,
-        promise="an isolated node gets no process",
+        promise="an isolated node must get no process",
         schedules=where(is_seen("isolate")),
     ),
     Breach(
         breaks=the_oldest_step_instead_of_the_newest,
-        promise="the newest sound step is chosen",
+        promise="the newest step with sound copies must be chosen",
         schedules=where(lambda schedule: schedule.backups > 0),
     ),
     Breach(
         breaks=the_oldest_checkpoint_instead_of_the_newest,
-        promise="the newest sound step is chosen",
+        promise="the newest step with sound copies must be chosen",
         schedules=where(
             lambda s: s.checkpoints > 0 and not s.backups and s.copies == 1 and s.steps > 6
         ),
     ),
     Breach(
         breaks=whoever_hears_an_order_obeys,
-        promise="only the current process of a rank obeys",
+        promise="only the current process of a rank may carry out orders",
         schedules=where(lambda s: bool(s.spares or s.room) and is_seen("straggler")(s)),
     ),
-    Breach(breaks=a_source_that_does_not_have_it, promise="transfers come from sound holders"),
+    Breach(
+        breaks=a_source_that_does_not_have_it,
+        promise="shards may be fetched only from sound copies",
+    ),
     Breach(
         breaks=an_answer_to_an_older_round_counts,
-        promise="an order waits for the answers before it",
+        promise="an order must wait for the answers to earlier orders",
         schedules=somebody_dies_while_all_save,
     ),
     Breach(
         breaks=a_comparison_before_the_stop,
-        promise="a rank compares and forms groups only after it has stopped",
+        promise="a rank must stop before it compares copies and forms groups",
     ),
-    Breach(breaks=a_fault_that_joins_is_forgotten, promise="each fault belongs to an incident"),
-    Breach(breaks=success_before_one_more_step, promise="recovery succeeds after one more step"),
-    Breach(breaks=a_shard_saved_twice, promise="each shard is saved by one rank"),
-    Breach(breaks=a_rank_that_fetches_nothing, promise="a rank resumes with the right state"),
-    Breach(breaks=an_older_copy_taken_back, promise="the newest sound step is chosen"),
+    Breach(breaks=a_fault_that_joins_is_forgotten, promise="each fault must belong to an incident"),
+    Breach(
+        breaks=success_before_one_more_step,
+        promise="a recovery may count as a success only after one more step",
+    ),
+    Breach(breaks=a_shard_saved_twice, promise="each shard must be saved by only one rank"),
+    Breach(breaks=a_rank_that_fetches_nothing, promise="a rank must resume with the right state"),
+    Breach(
+        breaks=an_older_copy_taken_back, promise="the newest step with sound copies must be chosen"
+    ),
     Breach(
         breaks=nothing_is_held_for_polluted,
-        promise="a rank resumes with the right state",
+        promise="a rank must resume with the right state",
         schedules=where(happens("pollute")),
     ),
     Breach(
-        breaks=a_damaged_rank_gives_its_state_away, promise="a rank resumes with the right state"
+        breaks=a_damaged_rank_gives_its_state_away,
+        promise="a rank must resume with the right state",
     ),
     Breach(
         breaks=whatever_is_found_instead_of_what_is_held,
-        promise="the newest sound step is chosen",
+        promise="the newest step with sound copies must be chosen",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=a_search_before_the_groups_are_formed,
-        promise="an order waits for the answers before it",
+        promise="an order must wait for the answers to earlier orders",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=another_step_than_the_one_that_is_found,
-        promise="all ranks find the same step",
+        promise="all ranks must find the same step",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=what_it_costs_to_search_is_not_told,
-        promise="lost steps are reported",
+        promise="lost steps must be reported",
         schedules=where(lambda s: keeps_its_own(s) and s.own == 3),
     ),
     Breach(
         breaks=an_old_leader_is_obeyed,
-        promise="orders of an older epoch or round are ignored",
+        promise="orders of an older epoch or round must be ignored",
         schedules=a_leader_that_hears_nothing_more,
     ),
     Breach(
         breaks=advice_is_ignored,
-        promise="advice is followed",
+        promise="advice must be followed",
         schedules=where(lambda schedule: schedule.policy.advised),
     ),
     Breach(
         breaks=what_was_ruled_out_is_done,
-        promise="advice is followed",
+        promise="advice must be followed",
         schedules=plugins_are_asked_again_and_again,
     ),
     Breach(
         breaks=a_rank_that_moves_says_it_stands,
-        promise="no rank moves in a pause",
+        promise="no rank may train in a pause",
         schedules=where(happens("pause")),
     ),
     Breach(
         breaks=paused_before_everyone_stands,
-        promise="no rank moves in a pause",
+        promise="no rank may train in a pause",
         schedules=where(happens("pause")),
     ),
     Breach(
-        breaks=an_order_before_all_have_answered, promise="an order waits for the answers before it"
+        breaks=an_order_before_all_have_answered,
+        promise="an order must wait for the answers to earlier orders",
     ),
     Breach(
         breaks=a_request_to_end_is_forgotten,
-        promise="a requested end of the job happens",
+        promise="the job must end if its end was requested",
         schedules=where(happens("request")),
     ),
-    Breach(breaks=the_end_at_the_first_chance, promise="the job ends only if no strategy can work"),
+    Breach(
+        breaks=the_end_at_the_first_chance, promise="the job may end only if no strategy can work"
+    ),
     Breach(
         breaks=an_incident_for_nothing,
-        promise="an incident begins with a fault",
+        promise="an incident must begin with a fault",
         schedules=where(lambda schedule: schedule.checkpoints > 0),
     ),
-    Breach(breaks=a_second_process_for_a_rank, promise="a rank has one process"),
+    Breach(breaks=a_second_process_for_a_rank, promise="a rank must have only one process"),
     Breach(
         breaks=copies_are_not_compared,
-        promise="copies are equal when training resumes",
+        promise="copies must be equal when training resumes",
         schedules=where(happens("flip")),
     ),
     Breach(
         breaks=the_fewest_count,
-        promise="the content that most ranks hold is right",
+        promise="the content that most ranks hold must count as right",
         schedules=where(happens("flip")),
     ),
     Breach(
         breaks=the_first_is_right_where_nobody_knows,
-        promise="a copy of unknown correctness is not used",
+        promise="a copy of unknown correctness must not be used",
         schedules=where(
             lambda s: happens("flip")(s) and s.copies == 2 and s.topology != "replicated"
         ),
     ),
     Breach(
         breaks=a_step_ends_with_its_window,
-        promise="state at the end of a step is not replaced by state in its tail",
+        promise="state from the end of a step must not be replaced by state from its tail",
         schedules=where(has_tails),
     ),
     Breach(
         breaks=what_was_cut_off_is_not_told,
-        promise="an inexact recovery is reported",
+        promise="an inexact recovery must be reported",
         schedules=where(has_tails),
     ),
 )

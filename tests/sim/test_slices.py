@@ -216,69 +216,69 @@ BREACHES = (
     Breach(
         name="overtaken",
         breaks=an_incident_overtakes_verdicts,
-        promise="copies that differ are found",
+        promise="copies that differ must be found",
         schedule=replace(JOB, mishaps=(flip(7), KILL)),
         seeds=24,
     ),
     Breach(
         name="not compared at the end",
         breaks=copies_are_not_compared_at_the_end,
-        promise="a job completes only with equal copies",
+        promise="a job may complete only with equal copies",
         schedule=replace(JOB, steps=8, mishaps=(flip(7),)),
     ),
     Breach(
         name="nothing differs",
         breaks=verdicts_become(nothing_differs),
-        promise="copies that differ are found",
+        promise="copies that differ must be found",
     ),
     Breach(
         name="false alarm",
         breaks=verdicts_become(everything_differs),
-        promise="copies are reported as different only if they differ",
+        promise="copies may be reported as different only if they differ",
         schedule=JOB,
     ),
     Breach(
         name="sound too late",
         breaks=verdicts_become(a_step_too_late),
-        promise="copies count as sound only if they were equal",
+        promise="copies may count as sound only if they were equal",
     ),
     Breach(
         name="compared too late",
         breaks=verdicts_become(as_if_all_was_compared),
-        promise="copies that count as compared are equal",
+        promise="copies that count as compared must be equal",
     ),
     Breach(
         name="minority",
         breaks=verdicts_become(the_others_are_right),
-        promise="the content that most ranks hold is right",
+        promise="the content that most ranks hold must count as right",
     ),
     Breach(
         name="another rank",
         breaks=verdicts_become(the_other_rank_is_named),
-        promise="only a rank with wrong copies is named",
+        promise="only ranks with wrong copies may be named",
         schedule=replace(CORRUPTED, world=2),
     ),
     Breach(
         name="newest copy",
         breaks=the_newest_copy_is_used,
-        promise="all ranks return to a copy from before the difference",
+        promise="all ranks must return to a copy from before the difference",
     ),
     Breach(
         name="no reservation",
         breaks=a_reservation_is_forgotten,
-        promise="an inexact recovery is reported",
+        promise="an inexact recovery must be reported",
         schedule=replace(CORRUPTED, backups=0),
     ),
     Breach(
         name="node left at once",
         breaks=a_node_is_left_at_once,
-        promise="a node is given up only after a second corruption",
+        promise="a node may be given up only after a second corruption",
         schedule=replace(CORRUPTED, spares=(4,)),
     ),
     Breach(
         name="pause",
         breaks=a_pause_is_another_attempt,
-        promise="copies that differ are found",
+        promise="copies that differ must be found",
         schedule=replace(
             JOB,
             steps=40,
@@ -308,4 +308,4 @@ def test_policy_to_end_does_not_use_later_copies(monkeypatch: Patch) -> None:
     schedule = replace(CORRUPTED, backups=0, policy=policy)
     assert run(schedule).result == "failed"
     the_newest_copy_is_used(monkeypatch)
-    assert run(schedule).broken == "a copy of unknown correctness is not used"
+    assert run(schedule).broken == "a copy of unknown correctness must not be used"

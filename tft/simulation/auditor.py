@@ -241,7 +241,7 @@ class Auditor:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
         raise Broken(
-            "each fault belongs to an incident",
+            "each fault must belong to an incident",
             f"a fault of kind {kind} at rank {rank} is in no incident",
         )
 
@@ -264,7 +264,7 @@ class Auditor:
         done = incident.decision.strategy in (advised.strategy, name)
         if name in offered and name not in self._vetoed and not done:
             raise Broken(
-                "advice is followed",
+                "advice must be followed",
                 f"{advised.strategy} was advised, but {incident.decision.strategy} was chosen",
             )
 
@@ -281,7 +281,7 @@ class Auditor:
         happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
         if not happened:
             raise Broken(
-                "an incident begins with a fault",
+                "an incident must begin with a fault",
                 f"{event} opens an incident without a cause",
             )
 
@@ -341,7 +341,7 @@ class Auditor:
             self._chances.may_end("a node is given up")
         elif isinstance(event, SlicesDiffered | CorruptionTraced):
             raise Broken(
-                "a node is given up only after a second corruption",
+                "a node may be given up only after a second corruption",
                 f"node {node} is given up, although copies of rank {rank} were not wrong twice",
             )
 
@@ -384,8 +384,9 @@ class Auditor:
         ]
         if again:
             raise Broken(
-                "kept rank-local state is not made anew",
-                f"ranks {again} are told to recompute the rank-local state of step {order.step}",
+                "rank-local state that a node has kept must not be recomputed",
+                f"ranks {again} are told to recompute their rank-local state of step {order.step}, "
+                "which another node has kept",
             )
 
     def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
@@ -417,7 +418,7 @@ class Auditor:
                     continue
                 if not ledger.has_answered(need, rank, key, incarnation):
                     raise Broken(
-                        "an order waits for the answers before it",
+                        "an order must wait for the answers to earlier orders",
                         f"the order {name} was sent before rank {rank} had answered the order "
                         f"{need}",
                     )
@@ -435,9 +436,9 @@ class Auditor:
                 holds = giver.held() == order.step or order.step in giver.backups()
                 if not holds or transfer.shard not in giver.memory.content:
                     raise Broken(
-                        "transfers come from sound holders",
-                        f"rank {giver.rank}, which holds {giver.held()}, is named as a source of "
-                        f"shard {transfer.shard!r} of step {order.step}",
+                        "shards may be fetched only from sound copies",
+                        f"rank {giver.rank} holds the state of step {giver.held()} and is named as "
+                        f"a source of shard {transfer.shard!r} of step {order.step}",
                     )
 
     def _verdicts(self, event: Event) -> None:
@@ -451,7 +452,7 @@ class Auditor:
         for rank, answer in self._ledger.answers.get("check", {}).items():
             if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
                 raise Broken(
-                    "an isolated node gets no process",
+                    "an isolated node must get no process",
                     f"the check of rank {rank} said {answer.verdict}, but the job resumes",
                 )
 
@@ -481,7 +482,7 @@ class Auditor:
             return
         if got in stages[:-1]:
             raise Broken(
-                "state at the end of a step is not replaced by state in its tail",
+                "state from the end of a step must not be replaced by state from its tail",
                 f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
             )
 
@@ -503,10 +504,12 @@ class Auditor:
             and rank not in ledger.slow
             and ledger.processes.sites[rank, before] not in ledger.lost
         ):
-            raise Broken("a rank has one process", f"rank {rank} has a process and gets another")
+            raise Broken(
+                "a rank must have only one process", f"rank {rank} has a process and gets another"
+            )
         if order.node in self._isolated:
             raise Broken(
-                "an isolated node gets no process",
+                "an isolated node must get no process",
                 f"rank {rank} is started on isolated node {order.node}",
             )
 
@@ -532,7 +535,7 @@ class Auditor:
         ):
             return
         raise Broken(
-            "a process is ended only for a reason",
+            "a process may be ended only for a reported reason",
             f"in incident {machine.incident.number}, the process of rank {rank} is to be ended "
             f"without a reason that was reported: {order.cause}",
         )
@@ -548,7 +551,7 @@ class Auditor:
         ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
         if rank_state not in ledger.processes.ended and process.node.number not in ledger.lost:
             raise Broken(
-                "the holder of a rank is not refused",
+                "the process that holds a rank must not be refused",
                 f"the process that holds rank {refused.rank} is refused: {refused.why}",
             )
 
@@ -565,7 +568,7 @@ class Auditor:
         over = machine.outcome
         if self._to_end and over is not None and over.result == "completed":
             raise Broken(
-                "a requested end of the job happens",
+                "the job must end if its end was requested",
                 f"the job has to end ({self._to_end}), but has completed all steps",
             )
         if over is not None and over.result == "completed" and state is S.EXITING:
@@ -595,14 +598,14 @@ class Auditor:
         self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken(
-                "a requested end of the job happens",
+                "the job must end if its end was requested",
                 f"the job has to end ({self._to_end}), but goes on",
             )
 
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
             raise Broken(
-                "advice is followed",
+                "advice must be followed",
                 f"the strategy {machine.incident.decision.base} was chosen, although the advice "
                 "has ruled it out",
             )
@@ -618,7 +621,7 @@ class Auditor:
                 continue
             if process.steps.completed < self._stage.schedule.steps:
                 raise Broken(
-                    "recovery succeeds after one more step",
+                    "a recovery may count as a success only after one more step",
                     f"rank {rank} has trained no step after step {process.steps.completed}",
                 )
 
@@ -635,7 +638,7 @@ class Auditor:
         steps = {process.steps.completed for process in processes}
         if moving or len(steps) > 1:
             raise Broken(
-                "no rank moves in a pause",
+                "no rank may train in a pause",
                 f"the job is paused, but ranks {moving} train, or the ranks have done different "
                 f"steps: {sorted(steps)}",
             )

@@ -46,18 +46,18 @@ class Chances:
         known = self._newest_saved(machine)
         if step < 0 and known is not None:
             raise Broken(
-                "the newest sound step is chosen",
+                "the newest step with sound copies must be chosen",
                 f"the ranks were told to load any checkpoint that they find, although the checkpoint "
                 f"of step {known} is known",
             )
         if best is not None and step < best:
             raise Broken(
-                "the newest sound step is chosen",
+                "the newest step with sound copies must be chosen",
                 f"step {step} was chosen, although all shards of step {best} have a sound copy",
             )
         if isinstance(order, Load) and known is not None and step < known:
             raise Broken(
-                "the newest sound step is chosen",
+                "the newest step with sound copies must be chosen",
                 f"the checkpoint of step {step} was chosen, although there is one of step {known}",
             )
 
@@ -97,7 +97,7 @@ class Chances:
             return
         if incident.decision.forced:
             raise Broken(
-                "the job ends only for a cause",
+                "the job may end only for a cause",
                 f"the job ends without a reported cause: {incident.decision.forced}",
             )
         members = machine.members
@@ -115,7 +115,7 @@ class Chances:
         best = self._newest_held(machine)
         if best is not None:
             raise Broken(
-                "the job ends only if no strategy can work",
+                "the job may end only if no strategy can work",
                 f"the job is in state {machine.state}, although the strategy {strategy} could continue "
                 f"from step {best}",
             )
@@ -126,7 +126,7 @@ class Chances:
         found = self._to_be_found(machine)
         if found is not None:
             raise Broken(
-                "the job ends only if no strategy can work",
+                "the job may end only if no strategy can work",
                 f"the job is in state {machine.state}, although all ranks would find the checkpoint "
                 f"of step {found} with the strategy {strategy}",
             )
@@ -161,8 +161,9 @@ class Chances:
                     continue
                 told, process = ledger.told[rank], processes[rank]
                 if process.steps.tail and rank not in machine.members:
-                    # skip a rank that left the job in the tail of a step: the machine cannot know
-                    # whether the members came further in that tail
+                    # skip a rank that left the job in the tail of a step (the code after the
+                    # update): the job machine cannot know whether other ranks came further in that
+                    # tail
                     continue
                 held = None if rank in self._copies.disputed else told.held
                 if held is not None and process.memory.content[shard] == truth.value(held, shard):

@@ -197,7 +197,7 @@ class Copies:
                 continue
             if answer is not None and most is not None and _digests(answer, shard) == most:
                 raise Broken(
-                    "the content that most ranks hold is right",
+                    "the content that most ranks hold must count as right",
                     f"rank {rank} holds this content, but the controller reported that its copy differs",
                 )
             self._not_of_the_tail(machine, rank, right, shard, step)
@@ -220,8 +220,8 @@ class Copies:
         }
         if len(said) < 2:
             raise Broken(
-                "a copy that differs is reported",
-                f"the ranks reported equal digests of shard {shard!r}",
+                "a copy that differs must be reported",
+                f"the ranks have reported equal digests of shard {shard!r}, whose copies differ",
             )
         self._unlike.add(shard)
 
@@ -242,7 +242,7 @@ class Copies:
             return
         if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
-                "state at the end of a step is not replaced by state in its tail",
+                "state from the end of a step must not be replaced by state from its tail",
                 f"rank {wrong} has ended step {step}, but was told to replace shard {shard!r} with a "
                 "copy from the tail of the step",
             )
@@ -289,14 +289,14 @@ class Copies:
         self._inexact = None
         if inexact is not None and machine.incident.progress.step == inexact + 1 and not told:
             raise Broken(
-                "an inexact recovery is reported",
+                "an inexact recovery must be reported",
                 f"training resumed from step {inexact}, and the report calls the incident exact",
             )
 
     def _early(self, step: int) -> None:
         if self._bar is not None and step > self._bar:
             raise Broken(
-                "a copy of unknown correctness is not used",
+                "a copy of unknown correctness must not be used",
                 f"step {step} was chosen, although copies differ and were last compared at step "
                 f"{self._bar}",
             )
@@ -325,7 +325,7 @@ class Copies:
             unlike = step == 0 and shard in self._unlike
             if len(held) > 1 and not unlike:
                 raise Broken(
-                    "copies are equal when training resumes",
+                    "copies must be equal when training resumes",
                     f"ranks {sorted(held.values())} hold different copies of shard {shard!r} of "
                     f"step {step}: {sorted(held)}",
                 )
@@ -363,14 +363,14 @@ class Copies:
         what = f"shard {shard!r} of step {step} as rank {rank} holds it"
         if content.flipped and self._most.get((shard, step)) == tuple(right.digests().items()):
             raise Broken(
-                "the content that most ranks hold is right",
+                "the content that most ranks hold must count as right",
                 f"{what} is not the content that most ranks hold",
             )
         if content not in truth.stages(step, shard):
             return  # `Invariants` finds content from no moment of the step when a rank uses it
         if not machine.incident.exactness.sentences:
             raise Broken(
-                "an inexact recovery is reported",
+                "an inexact recovery must be reported",
                 f"{what} comes from the tail of the step, and the report calls the incident exact",
             )
         for answer in self._said():
@@ -381,7 +381,7 @@ class Copies:
                 and answer.digests.get(shard) == right.digests()
             ):
                 raise Broken(
-                    "state at the end of a step is not replaced by state in its tail",
+                    "state from the end of a step must not be replaced by state from its tail",
                     f"{what} comes from the tail of the step, although rank {answer.rank} had ended "
                     f"the step",
                 )

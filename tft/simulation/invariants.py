@@ -35,11 +35,12 @@ REPAIRS = (Fetch, Load, Rebuild, Reload, Rollback)
 
 class Broken(Exception):
     """
-    Raised when an invariant does not hold. `promise` is the name of the invariant.
+    Raised when an invariant does not hold. `promise` is the rule that was broken, which is also the
+    name of the invariant. `how` says what has happened instead.
     """
 
     def __init__(self, promise: str, how: str) -> None:
-        super().__init__(f"{promise}: {how}")
+        super().__init__(f"broken rule: {promise}, but {how}")
         self.promise = promise
 
 
@@ -83,7 +84,7 @@ class Invariants:
         first = self._leader_of.setdefault(epoch, leader)
         if first != leader:
             raise Broken(
-                "an epoch has one leader",
+                "an epoch must have only one leader",
                 f"processes obey both {first} and {leader} in epoch {epoch}",
             )
 
@@ -112,7 +113,7 @@ class Invariants:
             self._stood[order.incident] = max(stood, process.steps.completed)
         if step is not None and self._steps.setdefault(key, step) != step:
             raise Broken(
-                "all ranks go to one agreed step",
+                "all ranks must go to the same step",
                 f"rank {process.rank} was told to go to step {step} in round {key}, and others to "
                 f"step {self._steps[key]}",
             )
@@ -122,7 +123,7 @@ class Invariants:
             found = self._found.get(key, {order.step})
             if found != {order.step}:
                 raise Broken(
-                    "all ranks find the same step",
+                    "all ranks must find the same step",
                     f"ranks found the steps {sorted(found)}, and all were told to resume from "
                     f"{order.step}",
                 )
@@ -152,8 +153,8 @@ class Invariants:
         rank_machine = process.rank_machine
         if rank_machine.heard("freeze") and not rank_machine.answered("stop"):
             raise Broken(
-                "a rank compares and forms groups only after it has stopped",
-                f"rank {process.rank} began this in round {key} before it had stopped",
+                "a rank must stop before it compares copies and forms groups",
+                f"rank {process.rank} has begun to do so in round {key} without having stopped",
             )
 
     def heeded(
@@ -165,15 +166,16 @@ class Invariants:
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
-                "only the current process of a rank obeys",
-                f"incarnation {process.incarnation} of rank {process.rank} obeys an order for "
-                f"incarnation {order.incarnations.get(process.rank, 0)}",
+                "only the current process of a rank may carry out orders",
+                f"incarnation {process.incarnation} of rank {process.rank} carries out an order "
+                f"for incarnation {order.incarnations.get(process.rank, 0)}",
             )
         if order.epoch < epoch or (order.incident, order.round) < key:
             raise Broken(
-                "orders of an older epoch or round are ignored",
-                f"rank {process.rank} obeys epoch {order.epoch}, round {order.round} of incident "
-                f"{order.incident}, after epoch {epoch} and {key}",
+                "orders of an older epoch or round must be ignored",
+                f"rank {process.rank} carries out an order of epoch {order.epoch} and round "
+                f"{order.round} of incident {order.incident}, although it has had an order of "
+                f"epoch {epoch} and round {key}",
             )
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
@@ -184,7 +186,7 @@ class Invariants:
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
             raise Broken(
-                "each shard is saved by one rank",
+                "each shard must be saved by only one rank",
                 f"ranks {first} and {rank} both save shard {shard!r}",
             )
 
@@ -207,7 +209,7 @@ class Invariants:
             )
             if process.life.alive and not process.thread.stuck and both:
                 raise Broken(
-                    "no rank trains during a repair",
+                    "no rank may train during a repair",
                     f"rank {trainer.rank} has done step {trainer.steps.completed} while rank "
                     f"{process.rank} carries out "
                     f"{process.thread.task and process.thread.task.name}",
@@ -220,7 +222,8 @@ class Invariants:
         steps = {process.steps.completed for process in members.values()}
         if len(steps) > 1:
             raise Broken(
-                "all members of a group are at one step", f"members have done steps {sorted(steps)}"
+                "all members of a group must be at the same step",
+                f"the members of a process group have done the steps {sorted(steps)}",
             )
 
     def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
@@ -231,7 +234,7 @@ class Invariants:
         stages = self._stage.truth.stages(step, shard)
         if content not in stages and not self._excused(content, order):
             raise Broken(
-                "transfers come from sound holders",
+                "shards may be fetched only from sound copies",
                 f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step "
                 f"{step}",
             )
@@ -257,7 +260,7 @@ class Invariants:
         cost = max(0, self._stood[incident.number] - max(steps))
         if incident.progress.step != max(steps) + 1 or incident.progress.steps_lost < cost - 1:
             raise Broken(
-                "lost steps are reported",
+                "lost steps must be reported",
                 f"the report says {incident.progress.steps_lost} lost steps when training resumed "
                 f"with step {incident.progress.step}, but {cost} steps were lost: "
                 f"the ranks found the steps {sorted(steps)}",
@@ -269,7 +272,11 @@ class Invariants:
         neither older nor torn (a mixture of two steps).
         """
         self._whole(
-            process, order.step, "after a repair each rank has the agreed state", order, tail=True
+            process,
+            order.step,
+            "after a repair, each rank must have the agreed state",
+            order,
+            tail=True,
         )
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
@@ -281,11 +288,12 @@ class Invariants:
             return
         if process.held() != order.step - 1:
             raise Broken(
-                "a rank resumes with the right state",
-                f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
+                "a rank must resume with the right state",
+                f"rank {process.rank} holds the state of step {process.held()} and is told to "
+                f"resume with step {order.step}",
             )
-        self._whole(process, order.step - 1, "a rank resumes with the right state", order)
-        self._positioned(process, order.step - 1, "a rank resumes with the right state")
+        self._whole(process, order.step - 1, "a rank must resume with the right state", order)
+        self._positioned(process, order.step - 1, "a rank must resume with the right state")
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
@@ -293,7 +301,9 @@ class Invariants:
         the agreed step.
         """
         self._positioned(
-            process, step, "after a rollback each rank has the data position of the agreed step"
+            process,
+            step,
+            "after a rollback, each rank must have the data position of the agreed step",
         )
         here = process.node.number
         node, first = self._since.get(process.rank, (here, step))
@@ -310,17 +320,19 @@ class Invariants:
         self._whole(
             process,
             step,
-            "every step has the result of the undisturbed run",
+            "every step must have the result of the undisturbed run",
             late=True,
             stage=stage,
         )
-        self._positioned(process, step, "every step has the result of the undisturbed run")
+        self._positioned(process, step, "every step must have the result of the undisturbed run")
 
     def ended_step(self, process: ProcessPart, step: int) -> None:
         """
         Check that the content at the end of a step is that of the undisturbed run.
         """
-        self._whole(process, step, "every step has the result of the undisturbed run", late=True)
+        self._whole(
+            process, step, "every step must have the result of the undisturbed run", late=True
+        )
 
     def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
@@ -340,20 +352,21 @@ class Invariants:
         for name, content in wanted.items():
             if name not in manifest:
                 raise Broken(
-                    "checkpoints are complete",
+                    "checkpoints must be complete",
                     f"the checkpoint of step {order.step} lacks the file {name}",
                 )
             part = parts[name]
             if part != content and not (isinstance(part, Content) and self._excused(part)):
                 raise Broken(
-                    "checkpoints are complete",
-                    f"{name} of step {order.step} holds {self._what(part, name)}",
+                    "checkpoints must be complete",
+                    f"the file {name} in the checkpoint of step {order.step} holds "
+                    f"{self._what(part, name)}",
                 )
         # check only the files of this order: `parts` may also hold files of earlier attempts
         for file in order.files:
             if str(parts.get(file.name)) != file.digest:
                 raise Broken(
-                    "checkpoints are complete",
+                    "checkpoints must be complete",
                     f"the content of {file.name} does not match its digest in the manifest",
                 )
 
@@ -364,26 +377,31 @@ class Invariants:
         Check that a job ends only for a cause: a request, a fault or a limit of the policy.
         """
         happened = {mishap.what for mishap in self._stage.mishaps.happened}
-        how = f"{over.result} ({over.why}) after {sorted(happened)}"
+        how = f"it has ended as {over.result} ({over.why}) after {sorted(happened)}"
         match over.result:
             case "completed":
                 short = self.short(members)
                 if short:
                     raise Broken(
-                        "a completed job has done all steps",
+                        "a completed job must have done all steps",
                         f"ranks {short} have not done every step",
                     )
             case "cancelled" if "request" not in happened:
-                raise Broken("the job ends only for a cause", how)
+                raise Broken("the job may end only for a cause", how)
             case "dumped" | "failed" if not happened:
-                raise Broken("the job ends only for a cause", how)
+                raise Broken("the job may end only for a cause", how)
             case _:
                 pass
         if over.result == "dumped" and not self._stage.disk.whole:
-            raise Broken("a dumped job has a checkpoint", "the disk has no complete checkpoint")
+            raise Broken(
+                "a dumped job must have a complete checkpoint",
+                "the disk has no complete checkpoint",
+            )
         needless = lost_needlessly(self._stage, over)
         if needless:
-            raise Broken("a single fault is survived", f"{over.result}: {needless}")
+            raise Broken(
+                "a job must survive a single fault", f"it has ended as {over.result}: {needless}"
+            )
 
     def short(self, members: frozenset[int] | None = None) -> list[int]:
         """
@@ -408,7 +426,7 @@ class Invariants:
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
             states = [str(leader.machine.state) for leader in stage.cluster.leaders if leader.leads]
             raise Broken(
-                "every incident ends",
+                "every incident must end",
                 f"the job is not over long after the last mishap; its state is {states}",
             )
 
@@ -427,7 +445,8 @@ class Invariants:
         ]
         if left:
             raise Broken(
-                "no process is left", f"the job is over, but processes of ranks {left} still live"
+                "no process may be left after the job",
+                f"the job is over, but processes of ranks {left} still live",
             )
 
     # ---------------------------------------------------------------- parts of the checks
@@ -529,8 +548,8 @@ class Invariants:
             if content not in right and not self._excused(content, order, late=late):
                 raise Broken(
                     promise,
-                    f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of "
-                    f"step {step}",
+                    f"as shard {name!r} of step {step}, rank {process.rank} has "
+                    f"{self._what(content, name)}",
                 )
 
     def _positioned(self, process: ProcessPart, step: int, promise: str) -> None:

@@ -72,11 +72,11 @@ class _Timers:
     """
 
     news: bool = False
-    """True when the controller will soon acknowledge the reports that it has received."""
+    """True when a call is scheduled that acknowledges the received reports."""
     looking: bool = False
-    """True when the next deadline of the job machine will be read soon."""
+    """True when a call is scheduled that reads the next deadline of the job machine."""
     repeating: bool = False
-    """True when the unanswered orders will be repeated soon."""
+    """True when a call is scheduled that repeats the unanswered orders."""
     period: float = FIRST_REPEAT
     """The time in seconds until unanswered orders are repeated next."""
     deadline: float | None = None

@@ -117,7 +117,7 @@ class Hearer(Protocol):
 
 class Hearers(Protocol):
     """
-    The part of the cluster that code needs in order to send reports: the controllers.
+    The controllers that receive reports, as the code that sends reports sees them.
     """
 
     @property

@@ -36,7 +36,7 @@ class Life:
     """The report that the process has called `tft.init`. None if the process has not called it yet.
     """
     accepted: bool = False
-    """True when a controller has acknowledged the process."""
+    """True when a controller has acknowledged the report `joined` of the process."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class TrainingThread:
 
     phase: Phase = "starting"
     stuck: bool = False
-    """True when the training thread no longer moves."""
+    """True when the training thread hangs for ever, because of an injected fault."""
     task: Execute | None = None
     """The order that the training thread is carrying out."""
     pending: list[Execute] = field(default_factory=list)

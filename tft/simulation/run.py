@@ -140,11 +140,13 @@ def until_over(stage: Stage) -> None:
     ):
         pass
     if stage.over is None:
-        raise Broken("every incident ends", "no event is left, and the job has not ended")
+        raise Broken("every incident must end", "no event is left, and the job has not ended")
     stage.checks.invariants.nothing_left()
     differs = stage.story.differs(stage.schedule)
     if differs:
-        raise Broken("a replayed story gives the same commands", differs)
+        raise Broken(
+            "a replayed story must give the same commands", f"the replay differs: {differs}"
+        )
 
 
 def _where(error: BaseException) -> str:

@@ -63,7 +63,8 @@ ORDERS: tuple[OrderName, ...] = (
 """The orders at which a mishap may happen. An order that is listed twice is drawn twice as often,
 because more can go wrong in it."""
 RARE = ("load", "fetch", "restore", "save", "commit")
-"""Orders that only a few ranks get, or that are rarely sent."""
+"""Orders that only a few ranks get, or that are rarely sent. A mishap at such an order happens to
+the first rank that gets it."""
 AT_ONCE = ("freeze", "hold", "release")
 """The orders at which no rank can fail or be slow, because the control thread carries them out."""
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")

@@ -28,7 +28,7 @@ mishap it is unknown when a controller receives a digest, so checks that depend 
 LATE_WORDS = frozenset(
     {"copies_differ", "slices_differ", "checkpoint_differs", "corruption_traced"}
 )
-"""The names of log events that name ranks with wrong copies."""
+"""The log events that report, after a difference was found, which ranks hold wrong copies."""
 
 Attempt = tuple[int, int]
 """The numbers of an incident and of its round."""
@@ -46,7 +46,7 @@ class Found:
     sound: int
     """The last step at whose end the slice that differs now was equal on all ranks."""
     decided: bool
-    """True when a majority says which copies are right."""
+    """True when most copies are equal, so that the copies of the majority count as right."""
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ class Slices:
             stage.clock.after(FOUND, self._has_found, attempt, since, shard)
         elif newest.machine.state is State.HEALTHY:
             raise Broken(
-                "copies that differ are found",
+                "copies that differ must be found",
                 f"copies of shard {shard!r} have differed for {stage.clock.now - since:.1f} s, and "
                 "the job trains on",
             )
@@ -227,9 +227,9 @@ class Slices:
             asked = self._frozen is not None and since < self._frozen
             if asked and attempt == self._record.attempt and self._is_heard(since):
                 raise Broken(
-                    "copies that differ are found",
+                    "copies that differ must be found",
                     f"copies of shard {shard!r} differed since {since:.3f}, and the ranks resume "
-                    "after an incident that does not know it",
+                    "after an incident in which this difference was not reported",
                 )
 
     def _is_heard(self, since: float) -> bool:
@@ -270,8 +270,8 @@ class Slices:
                 continue
             if copies is None or len(set(copies.values())) > 1:
                 raise Broken(
-                    "copies that count as compared are equal",
-                    f"shard {shard!r} at the end of step {event.step}: {copies}",
+                    "copies that count as compared must be equal",
+                    f"the copies of shard {shard!r} at the end of step {event.step} are {copies}",
                 )
 
     def _differed(self, machine: Machine, event: SlicesDiffered) -> None:
@@ -279,12 +279,16 @@ class Slices:
         votes = Counter(copies.values())
         if len(votes) < 2 or sorted(copies) != sorted((*event.right, *event.wrong)):
             raise Broken(
-                "copies are reported as different only if they differ", f"{event}: {copies}"
+                "copies may be reported as different only if they differ",
+                f"the report is {event}, and the copies are {copies}",
             )
         (best, most), (_, next_most), *_ = votes.most_common()
         right = [rank for rank, content in copies.items() if content == best]
         if list(event.right) != (sorted(right) if most > next_most else []):
-            raise Broken("the content that most ranks hold is right", f"{event}: {copies}")
+            raise Broken(
+                "the content that most ranks hold must count as right",
+                f"the report is {event}, and the copies are {copies}",
+            )
         self._is_sound(event, machine.compared)
         if not event.right:
             corrupted = {
@@ -310,7 +314,9 @@ class Slices:
         turn = (event.step - event.sound) % stage.schedule.slices == 0
         if event.sound > max(record.begun, compared) and not (equal and turn):
             raise Broken(
-                "copies count as sound only if they were equal", f"{event} at {event.sound}"
+                "copies may count as sound only if they were equal",
+                f"the copies at the end of step {event.sound} were not equal, and the report is "
+                f"{event}",
             )
         last = self._slice(event.shard, before) if before > record.begun else None
         calm = not stage.schedule.trouble.loss and not {
@@ -318,8 +324,8 @@ class Slices:
         }.intersection((*DISTURBING, "controller"))
         if calm and last is not None and len(set(last.values())) == 1 and event.sound < before:
             raise Broken(
-                "the last step at which copies were equal is known",
-                f"{event}: the slice was equal at step {before}",
+                "the last step at which copies were equal must be known",
+                f"the slice was equal at step {before}, and the report is {event}",
             )
 
     def _traced(self, incident: int, ranks: Sequence[int]) -> None:
@@ -334,7 +340,7 @@ class Slices:
         }
         if not corrupted.issuperset(set(ranks) - doubtful):
             raise Broken(
-                "only a rank with wrong copies is named",
+                "only ranks with wrong copies may be named",
                 f"ranks {ranks} were named, but ranks {sorted(corrupted)} had corrupted content",
             )
 
@@ -381,13 +387,13 @@ class Slices:
             return
         if earlier is not None:
             raise Broken(
-                "all ranks return to a copy from before the difference",
+                "all ranks must return to a copy from before the difference",
                 f"step {step} was chosen, although copies were equal at step {found.sound} last and "
                 f"a copy of step {earlier} exists",
             )
         if corruption == "end" or (corruption == "majority" and not found.decided):
             raise Broken(
-                "a copy of unknown correctness is not used",
+                "a copy of unknown correctness must not be used",
                 f"step {step} was chosen, copies were equal at step {found.sound} last, and the "
                 f"policy is {corruption!r}",
             )
@@ -403,7 +409,7 @@ class Slices:
             return
         if not any("may be wrong" in told for told in machine.incident.exactness.sentences):
             raise Broken(
-                "an inexact recovery is reported",
+                "an inexact recovery must be reported",
                 f"training resumed from step {step}, copies were equal at step {sound} last, and "
                 "the report calls the incident exact",
             )
@@ -423,7 +429,10 @@ class Slices:
                 if shard in process.memory.content and not (compared and process.memory.unsaid)
             }
             if len(set(copies.values())) > 1:
-                raise Broken("a job completes only with equal copies", f"shard {shard!r}: {copies}")
+                raise Broken(
+                    "a job may complete only with equal copies",
+                    f"the copies of shard {shard!r} are {copies}",
+                )
 
     def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
         """
@@ -442,7 +451,7 @@ class Slices:
             for shard, content in process.memory.content.items():
                 if content.flipped or content.spread:
                     raise Broken(
-                        "after copies differed all ranks go on with right content",
+                        "after copies differed, all ranks must continue with right content",
                         f"rank {rank} goes on from the end of step {step} with {content} as shard "
                         f"{shard!r}; copies were equal at step {found.sound}",
                     )
