@@ -24,7 +24,8 @@ class CheckpointLedger:
     def __init__(self, run_dir: Path) -> None:
         self._place = run_dir / "lightning"
         self._repeated: set[str] = set()
-        """The paths that were created after the step at which the loop goes on."""
+        """The checkpoints that were created after the step from which the loop continues. The loop
+        will create them again."""
 
     def creates(self, path: Path, step: int) -> None:
         """

@@ -1,6 +1,6 @@
 """
 Runs the loops of `trainer.fit` in a tft session. tft calls the loops again after each incident, and
-they go on right behind the last optimizer step that all ranks have completed.
+they continue right after the last optimizer step that all ranks have completed.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,8 @@ class Driver:
         self._position: Position | None = None
         self._opened = False
         self._behind: dict[str, Any] | None = None
-        """The state behind a batch, at which the loop goes on. None if it goes on with a batch."""
+        """The state after the optimizer step of a batch, if the loop continues there. None if the
+        loop continues with the next batch."""
         self._last: tuple[int, Any, int, Any] | None = None
         """The last step that this process has completed, with its batch, the batch's number and the
         output of `training_step`."""
@@ -136,8 +137,8 @@ class Driver:
     def step(self, update: Callable[[], Any]) -> Any:
         """
         Call `update`, which computes the gradients and changes the state, as one step of tft. The
-        step ends later, behind the hook `optimizer_step` of the module, which may set the learning
-        rate behind the update.
+        step ends later, when the hook `optimizer_step` of the module has returned, because this
+        hook may set the learning rate after the update.
         """
         self._opened = False
         result = update()
@@ -265,7 +266,8 @@ class Driver:
 
     def _let_go(self) -> None:
         """
-        Drop what refers to the wrapped model, because its process groups may be lost.
+        Drop the references to the wrapper of the model (such as DDP), because its process groups
+        may be lost.
         """
         module = self._trainer.lightning_module
         self._trainer.strategy.model = module
@@ -277,8 +279,8 @@ class Driver:
 
     def _go_back(self) -> bool:
         """
-        Restore the state at which all ranks go on. Return True if this is in the middle of an
-        epoch, behind a batch.
+        Restore the state from which all ranks continue. Return True if they continue within an
+        epoch, after a batch.
         """
         assert self._position is not None
         session, trainer = self._session, self._trainer
@@ -295,7 +297,8 @@ class Driver:
 
     def _conclude(self, fetcher: Any, state: Any) -> None:
         """
-        Do what Lightning does with a batch behind its optimizer step.
+        Do the work that Lightning does for a batch after its optimizer step, such as calling the
+        callbacks.
         """
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
@@ -319,8 +322,8 @@ class Driver:
 
     def _last_batch(self, fetcher: Any, state: Any) -> tuple[Any, int, Any]:
         """
-        Return the batch behind which the loop goes on, its number in the epoch, and the output of
-        `training_step`. The next batch of `fetcher` is the one behind it.
+        Return the last trained batch, its number in the epoch, and the output of `training_step`
+        for it. The next batch that `fetcher` returns is the batch after it.
         """
         trainer = self._trainer
         fit = trainer.fit_loop

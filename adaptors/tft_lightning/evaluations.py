@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 from tft_lightning.owners import Owners, Watched
 
 _OWNERS = "_tft_owners"
-"""The attribute of a loader of validations that has its `Owners`."""
+"""The name of the attribute that holds the `Owners` of a validation loader."""
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
 
 def watch(loader: object, watched: Watched) -> None:
     """
-    Watch the objects behind `loader`, a loader of validations, before the sanity check reads it.
+    Watch the objects that `loader`, a validation loader, uses, before the sanity check reads it.
     """
     if isinstance(loader, DataLoader) and _OWNERS not in vars(loader):
         vars(loader)[_OWNERS] = Owners(loader, watched, lenient=True)
@@ -27,8 +27,8 @@ def watch(loader: object, watched: Watched) -> None:
 
 def set_up(trainer: Trainer) -> None:
     """
-    Make the loaders of the validations, as the sanity check does that a replacement process leaves
-    out. Later, the ranks would wait there for each other.
+    Make the validation loaders in a replacement process. Otherwise the sanity check makes them, but
+    a replacement process skips it. Later, making them would let the ranks wait for each other.
     """
     if trainer.enable_validation:
         trainer.validating = True
@@ -60,8 +60,8 @@ def restore_evaluations(loop: Any, noted: list[dict[str, Any] | None] | None) ->
 
 class Evaluations:
     """
-    Notes the states of these loaders once, and again when they may have changed: behind a
-    validation, when an epoch begins, and when an object behind them got another value for an
+    Notes the states of these loaders once, and again when they may have changed: after a
+    validation, when an epoch begins, and when an object that they use got another value for an
     attribute. Between validations, each step would otherwise pay for all of them.
     """
 
@@ -94,7 +94,7 @@ class Evaluations:
 
     def renew(self) -> None:
         """
-        Note the states anew when they are asked for next.
+        Drop the noted states, so that the next call of `noted` reads them again.
         """
         self._noted, self._seen = None, []
 

@@ -17,14 +17,14 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 _HOOK = "on_before_optimizer_step"
 _SENTENCE = (
     f"the hook {_HOOK} changes parameters, and it runs before the update window of the step: after an "
-    "incident that interrupts the step behind the change, it is applied a second time. Change "
+    "incident that interrupts the step after the change, it is applied a second time. Change "
     "parameters in the window, with optimizer.register_step_post_hook"
 )
 
 
 class HookChanges:
     """
-    Compares the parameters before and behind the hook, in audited steps.
+    Compares the parameters before and after the hook, in audited steps.
     """
 
     def __init__(self, session: Session, trainer: Trainer) -> None:

@@ -17,16 +17,17 @@ from tft.errors import UsageError
 from tft_lightning.owners import Owners, Watched
 
 _READER = "_tft_reader"
-"""The attribute of a positioned loader that has its reader."""
+"""The name of the attribute that holds the `Reader` of a loader."""
 
 Batch = Any  # a batch of the user's loader may have any type
 
 
 _COPIES = 4
-"""How many results of `Owners` the state of a reader has: of before the iterator was made, of before
-the first and the last batch, and the present one."""
+"""The number of results of `Owners.noted` in the state of a reader. They were noted before the
+iterator was made, before the first batch, before the last batch, and now."""
 _SEEN = (Tensor, bool, int, float, str, bytes, type(None))
-"""The parts of a batch whose changes can be seen."""
+"""The types of parts of a batch. If the script changes a part of these types in place, this module
+notices it."""
 
 
 def positioned(
@@ -34,7 +35,8 @@ def positioned(
 ) -> Any:  # Any: DataLoader or what Lightning takes
     """
     Give `loader` a `Reader`, and return it. The loader stays the same object with the same type for
-    `isinstance`. `epoch` returns the present epoch. `watched` watches the objects behind it.
+    `isinstance`. `epoch` returns the present epoch. `watched` watches the objects that it
+    uses.
 
     Raises `UsageError` if `loader` is no `DataLoader`.
     """
@@ -81,12 +83,15 @@ class Reader:
         self._live: _Live | None = None
         self.owners = Owners(loader, watched, copies=_COPIES)
         self._before: dict[str, Any] = {}
-        """What was noted before the present iterator was made, and before its first batch was read.
-        A sampler may draw the order of the batches from the generators."""
+        """The states of the loader's objects before the present iterator was made (`iterator`) and
+        before its first batch was read (`first`). A sampler may draw the order of the batches from
+        the generators in these states."""
         self._loaded: Mapping[str, Any] | None = None
-        """The states that were loaded, until an iterator begins."""
+        """The states that `load` has received. They are restored when the next iterator begins.
+        None: nothing is to be restored."""
         self._last: Mapping[str, Any] | None = None
-        """The states behind a batch that is being read again."""
+        """The loaded states from after the last batch of a step. They are restored when this batch
+        was read again."""
         self._seek: tuple[int, bool] | None = None
 
     def begin(self, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -109,7 +114,8 @@ class Reader:
         elif not self._reaches(first):
             self._live = self._rebuilt(first, make)
             if loaded is not None:
-                # the sampler has drawn its numbers again, and the items before are not read again
+                # the new iterator has drawn the sampler's numbers again, but has not read the items
+                # of earlier batches: restore the generators of the objects that read items
                 before = loaded["last"] if again else None
                 self.owners.put_back(before or loaded["now"], samplers=False)
         assert self._live is not None
@@ -120,8 +126,8 @@ class Reader:
 
     def was_read_again(self) -> None:
         """
-        Restore what reads items to the state behind the step, because the last batch of the step
-        was read again.
+        Restore the random generators that dataset and collate function use to their state after the
+        step, because the last batch of the step was read again.
         """
         if self._last is not None:
             self.owners.put_back(self._last, samplers=False)
@@ -222,8 +228,8 @@ class _Live:
 
     def before(self, number: int) -> Any:
         """
-        Return the states of the objects behind the loader before batch `number` was read. None if
-        they are not known.
+        Return the states that the objects of the loader had before batch `number` was read. Return
+        None if these states are not known.
         """
         return self._kept[number][1] if number in self._kept else None
 

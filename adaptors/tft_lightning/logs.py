@@ -41,7 +41,8 @@ class LogLedger:
 
     def goes_on(self) -> None:
         """
-        Count from the begin of the present step, because its calls come again.
+        Count the calls from the begin of the present step again, because the loop repeats the step
+        and so its calls.
         """
         self._next = (self._step(), 0)
 

@@ -14,8 +14,9 @@ from tft.spi.plain_values import LIMIT, NotPlain, size_of
 
 def partly_kept(output: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
     """
-    Return the part of `output` that the rank-local state has, and the names of the rest, both as
-    plain values. A name that is no plain value is in neither.
+    Return the values of `output` that the rank-local state keeps, by name, and the names of the
+    other values. Both consist of plain values (which can be packed as bytes). A value whose name is
+    not plain is in neither.
     """
     kept, left_out = {}, []
     for name, value in output.items():
@@ -93,15 +94,16 @@ class PartialOutput(dict[Any, Any]):
         """
         return KeysView(self)
 
-    def values(self) -> Any:  # Any: as above
+    def values(self) -> Any:  # Any: not the type that a dict has
         """
-        Return all values. To read one that was left out raises `UsageError`.
+        Return all values. Iterating to a value that was left out raises `UsageError`.
         """
         return ValuesView(self)
 
-    def items(self) -> Any:  # Any: as above
+    def items(self) -> Any:  # Any: not the type that a dict has
         """
-        Return all names with their values. To read one that was left out raises `UsageError`.
+        Return all names with their values. Iterating to a value that was left out raises
+        `UsageError`.
         """
         return ItemsView(self)
 

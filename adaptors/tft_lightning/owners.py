@@ -1,6 +1,7 @@
 """
-The objects behind a loader: dataset, sampler, batch sampler and collator. Their random generators and
-their plain attributes are rank-local state.
+The objects that a loader uses: dataset, sampler, batch sampler and collator. Their random
+generators and their plain attributes (numbers, texts, tensors and containers of them) are
+rank-local state.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,23 +26,26 @@ from tft_lightning.kept_attributes import frameworks_own, is_native
 _LEFT = (
     type, ModuleType, FunctionType, MethodType, type(len), nn.Module, LightningDataModule,
 )  # fmt: skip
-"""What has no state, or is kept in other ways."""
+"""Types of objects whose attributes are not watched: they have no state, or tft keeps it in other
+ways."""
 _ROOM = 2 * LIMIT
-"""The most bytes of the attributes behind all loaders that the rank-local state has, with all copies."""
+"""The maximum size in bytes of the attributes of the objects of all loaders in the rank-local
+state, all copies included."""
 _LARGE = (
-    f"has more than {LIMIT // 1024} KiB, or the attributes behind all loaders have more than "
-    f"{_ROOM // 1024} KiB, where those behind the training loader count four times"
+    f"has more than {LIMIT // 1024} KiB, or the attributes of the objects that all loaders use have "
+    f"more than {_ROOM // 1024} KiB, where those of the training loader count four times"
 )
 _UNREAD = "is a random generator whose state cannot be read, as that of a random.Random can"
 
 Kept = Mapping[str, Any]
-"""The attributes that have changed, by the place of their object."""
+"""Maps the place of an object (its path from the loader) to the attributes of it that have
+changed."""
 
 
 class Watched:
     """
-    Watches the attributes of the objects behind all loaders. An object behind several loaders is
-    watched once.
+    Watches the attributes of the objects that the loaders use. An object that several loaders use
+    is watched once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +57,8 @@ class Watched:
         self._taken: WeakKeyDictionary[Owners, int] = WeakKeyDictionary()
         """By loader: the most bytes that its attributes have taken so far, with all copies."""
         self._unread: set[tuple[str, str]] = set()
-        """Random generators that cannot be read: the classes of their owners, and their names."""
+        """Random generators whose state cannot be read: pairs of the class of the object that has
+        the generator, and the name of the attribute."""
 
     def of(self, owner: object) -> Changes | None:
         """
@@ -70,8 +75,8 @@ class Watched:
 
     def all(self) -> Iterator[tuple[object, Changes, frozenset[str]]]:
         """
-        Yield the objects that are watched, what watches them, and the names of the attributes that
-        are left alone.
+        Yield for each watched object: the object, the `Changes` that watches its attributes, and
+        the names of the attributes that are not watched.
         """
         yield from self._found.values()
 
@@ -90,7 +95,8 @@ class Watched:
 
     def leaves(self, unread: Iterable[tuple[object, str]]) -> None:
         """
-        Note random generators that cannot be read, each by its owner and its name.
+        Note random generators whose state cannot be read. `unread` has the object that has the
+        generator, and the name of the attribute.
         """
         self._unread |= {(type(owner).__name__, name) for owner, name in unread}
 
@@ -110,7 +116,7 @@ class Watched:
 
 class Owners:
     """
-    Notes and restores the random generators and the attributes of the objects behind one loader.
+    Notes and restores the random generators and the attributes of the objects that one loader uses.
     """
 
     # Any: a DataLoader

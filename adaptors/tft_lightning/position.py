@@ -1,6 +1,6 @@
 """
 The rank-local state of a Lightning training: everything of this rank except model, optimizer and
-schedulers. It is the state right behind the optimizer step, from which the loop goes on.
+schedulers. It is the state right after the optimizer step, from which the loop continues.
 """
 
 from collections.abc import Mapping
@@ -68,17 +68,20 @@ class Position:
         )
         self._watched = watched
         self.output: Any = {}
-        """What `training_step` has returned last, in the form in which callbacks get it."""
+        """The last result of `training_step`, in the form that callbacks get."""
         self._output: dict[str, Any] = {}
-        """The part of `output` that is kept for a replacement process."""
+        """Those values of `output` that are kept in the rank-local state, for a replacement
+        process."""
         self._left_out: list[Any] = []
-        """The names of the rest of `output`, as plain values."""
+        """The names of the values of `output` that are not kept, because they are large or of a
+        type that cannot be packed."""
         self._stepping = False
-        """True from the first optimizer step on: the state is then the one behind a batch."""
+        """True after the first optimizer step. Then the state belongs to the moment after a batch,
+        not to the begin of training."""
         self.pending: dict[str, Any] | None = None
-        """A state that was loaded, and that the loop has not gone back to yet."""
+        """A received state that `go_back` has not restored yet."""
         self._gone_back: dict[str, Any] = {}
-        """The state that the loop has gone back to last."""
+        """The state that `go_back` has restored last."""
 
     def computed(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
@@ -93,7 +96,7 @@ class Position:
 
     def state_dict(self) -> dict[str, Any]:
         """
-        Return the rank-local state behind the optimizer step that is being computed.
+        Return the rank-local state after the optimizer step that is being computed.
         """
         if self.pending is not None:
             return self.pending
@@ -120,7 +123,8 @@ class Position:
 
     def epoch_begins(self) -> None:
         """
-        Look anew at the loaders for validation, because a hook may have changed their datasets.
+        Read the states of the validation loaders again when they are needed next, because a hook
+        may have changed the datasets.
         """
         self._evaluations.renew()
 
@@ -133,7 +137,7 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Take over a result of `state_dict`. The loop goes back to it when it begins anew.
+        Store a result of `state_dict`. `go_back` restores it when the loop starts again.
         """
         self.pending = dict(state)
 
@@ -155,7 +159,7 @@ class Position:
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"], trainer.callbacks)
-        # these become values of the user's objects later
+        # the loader and the validation loaders copy these values into the user's objects later
         self._reader.load(self._gone_back["loader"])
         if "evaluations" in self._gone_back:  # a checkpoint of an earlier version has none
             self._evaluations.restore(self._gone_back["evaluations"])

@@ -75,9 +75,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         self._agreed = Agreed(self._session.run_dir / "lightning", self._session.rank)
         self._driver: Driver | None = None
         self._depth = 0
-        """How many calls of the module are open in `training_step`."""
+        """The nesting depth of calls of the module within `training_step`."""
         self._inside = False
-        """True while `training_step` runs."""
+        """True while the strategy's method `training_step` runs."""
 
     @property
     def session(self) -> tft.Session:

@@ -94,9 +94,9 @@ class Written:
     """The tensors that the adaptor needs to load the shard, by name. A tensor that is also in
     `content` is written only once."""
     content: Content
-    """What megatron-core needs to load the checkpoint."""
+    """The tensors and objects that megatron-core reads from the checkpoint."""
     part: ModelPart
-    """The part of the model to which the shard belongs."""
+    """The part of the model (such as a pipeline stage) to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """

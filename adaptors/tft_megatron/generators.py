@@ -31,7 +31,7 @@ class ModelPart:
     experts: int
     """The expert-parallel size: the number of ranks over which the experts are spread."""
     ranks: tuple[int, ...]
-    """The ranks that have this part, in data-parallel order."""
+    """The ranks that hold this part of the model, in the order of their data-parallel index."""
 
 
 def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dict[str, Any]:

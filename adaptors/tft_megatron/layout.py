@@ -79,7 +79,7 @@ class Content:
 
     tensors: list[Placed] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)  # Any: the values may have any type
-    """Objects that are no tensors, by the unique key that megatron-core gives them."""
+    """Objects other than tensors, by the unique key that megatron-core gives each object."""
     common: dict[str, Any] = field(default_factory=dict)
     """The state that megatron-core stores once for all ranks."""
 

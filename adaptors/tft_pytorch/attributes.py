@@ -100,8 +100,9 @@ class Attributes:
 
     def put_back(self, noted: Mapping[str, Any]) -> None:
         """
-        Set the attributes to a result of `noted`, of this process or another one. Those for which
-        the class has a default get it back if they were not set then.
+        Set the attributes to `noted`, a result of the method `noted` of this process or another
+        one. An attribute that is not in `noted` gets the default of its class back, if there is
+        one.
         """
         for name in self._found().keys() - noted.keys():
             if hasattr(type(self._owner), name):
@@ -138,9 +139,10 @@ class Changes:
         self._but = but
         self._underscored = underscored
         self._constant: set[str] = set()
-        """Attributes that were large before training."""
+        """The names of attributes that were too large before training began. They are not noted."""
         self._left: set[str] = set()
-        """Attributes that have grown too large since. They stay as they are."""
+        """The names of attributes that have grown too large while training. They are no longer
+        noted, and `put_back` does not change them."""
         self._grown: list[str] = []
         self._start: dict[str, Any] = {}
         self._fixed: dict[str, object] = {}
@@ -228,8 +230,8 @@ class Changes:
 
     def grown(self) -> list[str]:
         """
-        Return the attributes that have grown too large since the last call, without those that each
-        step computes anew.
+        Return the names of the attributes that have grown too large since the last call. Leave out
+        attributes that each step computes again.
         """
         found, self._grown = self._grown, []
         return found

@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from tft_pytorch.memory import flat_bytes, readable
 
 _NEAR = 8
-"""The number of parameters at the beginning of the model among which the smallest is chosen. Only
-the gradient of the chosen parameter is noted."""
+"""How many of the first parameters of the model are candidates. The smallest candidate is chosen,
+and the digest is computed from its gradient only."""
 
 
 class Contributions:

@@ -374,8 +374,8 @@ def abort(aborted: Iterable[dist.ProcessGroup]) -> None:
     Abort the groups `aborted`, all at the same time. Return when all of them are aborted, which may
     take seconds.
 
-    The abort of a group waits until the device has left its collectives. They can stand in the queue
-    of the device behind a collective of another group, which ends only when that group is aborted.
+    The abort of a group waits until the device has left its collectives. They may wait in the queue
+    of the device for a collective of another group, which ends only when that group is aborted.
     NCCL's group call is no help, because torch aborts on a thread of its own (issue 119797).
     """
     begun, rest = [], []

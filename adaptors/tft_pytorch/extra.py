@@ -34,7 +34,7 @@ class ExtraStates:
     def __init__(self) -> None:
         self._modules: dict[str, nn.Module] = {}
         self._places: dict[str, torch.device] = {}
-        """The first device of the model of each kind."""
+        """By kind of device, such as `cuda`: the first device of this kind that the model uses."""
         self._settled: dict[str, Any] | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -129,7 +129,7 @@ class ExtraStates:
         which it was.
         """
         kept = Disassembly()
-        with suppress(UsageError):  # it may have changed to something that cannot be kept
+        with suppress(UsageError):  # the present extra state may be of a type that cannot be kept
             kept.take_apart(module.get_extra_state(), entry(name))
 
         def device(called: str, before: str) -> torch.device:

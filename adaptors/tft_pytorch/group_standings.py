@@ -17,7 +17,7 @@ from tft_pytorch.flight_recorder import open_collectives
 from tft_pytorch.interruptible import InterruptibleGloo
 
 _FEW = 8
-"""The most ranks of a group that are told one by one."""
+"""The maximum number of ranks of a group that are listed one by one."""
 _ON_DEVICE = "a collective on the device"
 
 

@@ -436,7 +436,7 @@ class _Freeing:
         self._threads: list[threading.Thread] = []
         self._groups = [ref(group) for group in groups]
         self._kept: list[dist.ProcessGroup] = []
-        """The groups for which no thread could be started."""
+        """The groups that stay alive, because no thread could be started to free them."""
         while groups:
             last = [groups.pop()]
             thread = threading.Thread(target=last.clear, name="tft-free-group", daemon=True)

@@ -1,5 +1,5 @@
 """
-Makes the loops of groups that cannot be freed sleep.
+Makes the gloo threads of process groups that cannot be freed sleep.
 
 A thread of gloo (`gloo_tcp_loop`) waits with `epoll` for the connections of a group. If data has
 arrived for which no operation was begun, or a connection was shut down, gloo reads nothing, and
@@ -37,11 +37,12 @@ class _Event(ctypes.Structure):
 
 def calm(spared: frozenset[int]) -> int:
     """
-    Let each `epoll` of this process report the cut connections of process groups only once more.
-    Leave out the sockets whose inode numbers are in `spared`. Return the number of connections.
+    Set all `epoll` instances of this process to edge-triggered mode for the connections that were
+    cut. The threads of gloo then sleep and use no processor time. Leave out the sockets whose inode
+    numbers are in `spared`. Return the number of changed connections.
 
-    The data of the events stays the same, because gloo finds the connection by this data. For this
-    reason `select.epoll` cannot be used here: its `modify` replaces the data.
+    The user data of each watched connection must stay the same, because gloo finds the connection
+    by it. `select.epoll.modify` would replace this data, so `epoll_ctl` is called directly.
     """
     libc = ctypes.CDLL(None)
     changed = 0

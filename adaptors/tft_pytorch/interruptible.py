@@ -161,7 +161,8 @@ class _Waits:
 
 
 Failed = Callable[[BaseException, bool], None]
-"""Takes the exception of a collective, and whether the calling thread raises it now."""
+"""A function that is called with the exception of a collective. The bool is True if the calling
+thread raises the exception now, and False if it becomes the result of a future."""
 
 _on_failure: Failed | None = None
 
@@ -209,7 +210,8 @@ def _tell(error: BaseException) -> None:
 
 def _told(error: Exception) -> Exception:
     """
-    Report the exception that a future has as its result, and return it.
+    Pass the exception of a failed collective to the function given to `watch_failures`, and return
+    the exception. It becomes the result of the collective's future.
     """
     if _on_failure is not None:
         _on_failure(error, False)
@@ -366,7 +368,8 @@ class _Blocking(_Collective):
             modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _counts_changes()
             waiter = threading.Thread(target=self._wait, args=modes, name="tft-waits", daemon=True)
             waiter.start()
-            self._waiter = waiter  # not if it could not be started: a further wait must raise, too
+            # set only if the thread was started, so that each further wait raises an error, too
+            self._waiter = waiter
         return self._over.wait(within.total_seconds())
 
     def _outcome(self) -> bool:
@@ -395,7 +398,8 @@ class _Blocking(_Collective):
 
 
 _COUNTING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-"""The key with which torch counts in-place changes of tensors."""
+"""The dispatch key under which torch increments the version counters of tensors that are changed in
+place."""
 
 
 def _counts_changes() -> bool:

@@ -28,7 +28,8 @@ class OtherStatistics:
         self.moving = ""
         """The name of a layer whose statistics have changed. Empty: no such change was seen."""
         self._foreign = False
-        """True if this rank has the statistics of another rank."""
+        """True if the state of this rank was copied from another rank or a checkpoint, and so the
+        statistics, too."""
 
     def watch(self, model: nn.Module, others: Mapping[str, object]) -> None:
         """

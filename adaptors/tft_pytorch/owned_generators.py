@@ -34,16 +34,17 @@ class Owned:
         lenient: bool = False,
     ) -> None:
         """
-        Leave out generators of objects whose class is among `but`. `wrapped` is a sampler that
-        hides behind one of the loader. Raises `UsageError` if a generator has a state that cannot be
-        read. With `lenient`, such a generator is left as it is.
+        Leave out generators of objects whose class is among `but`. `wrapped` is a sampler that is
+        wrapped in a sampler of the loader. Raises `UsageError` if a generator has a state that
+        cannot be read. With `lenient`, such a generator is left as it is.
         """
         self._but = but
         self._lenient = lenient
         self._unread: list[tuple[object, str, object]] = []
         """The generators that cannot be read, each with its owner and its name."""
         self.samplers = _owners(loader, "loader", _SAMPLERS)
-        """What decides which items make a batch, by place. The loader is among it."""
+        """By place: the objects that decide which items are in a batch, such as samplers. The
+        loader is one of them."""
         if wrapped is not None:
             self.samplers |= _owners(wrapped, "wrapped", _SAMPLERS)
         readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
@@ -52,7 +53,7 @@ class Owned:
             for name, start in readers.items()
             for place, owner in _owners(start, name, _READERS).items()
         }
-        """What reads items, by place."""
+        """By place: the objects that read items, such as the dataset and the collate function."""
         self.states()
 
     def states(self) -> dict[str, _State]:
@@ -72,18 +73,19 @@ class Owned:
 
     def unread(self) -> list[tuple[object, str]]:
         """
-        Return the owners and names of the generators that were left as they are.
+        Return the owners and names of the generators whose state cannot be read, and which are not
+        restored.
         """
         return [(owner, name) for owner, name, _ in self._unread]
 
     def restore(self, states: Mapping[str, _State], *, samplers: bool = True) -> None:
         """
-        Restore the generators to `states`. Those of samplers only if `samplers` is True.
+        Restore the generators to `states`. Leave out generators of samplers if `samplers` is False.
         """
         owners = {**self.samplers, **self.readers} if samplers else self.readers
         present = {(place, name): each for place, name, each in self._found(owners)}
         for place, name in present:
-            if f"{place}.{name}" not in states:  # it was made later
+            if f"{place}.{name}" not in states:  # the generator was made after `states`
                 setattr(owners[place], name, None)
         for path, (kind, state) in states.items():
             place, _, name = path.rpartition(".")

@@ -32,10 +32,10 @@ _ESTABLISHED = 1
 """The state of a TCP connection that works, as the first byte of `TCP_INFO` gives it."""
 
 _PAIR = struct.Struct("=q")
-"""The form in which gloo sends the number of a pair of ranks."""
+"""The first bytes that gloo sends on a new connection: the number of the pair of ranks."""
 
 _CONNECTED = 1.0
-"""The most seconds in which this process connects to a listening socket of its own."""
+"""The time limit in seconds for a connection of this process to a listening socket of its own."""
 
 
 def census() -> frozenset[int]:

@@ -26,7 +26,7 @@ _Shape = TypeVar("_Shape")
 
 _SCALARS = (bool, int, float, str, bytes)
 MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
-"""The types of dicts, by their names in the plain form."""
+"""By the name that stands for it in plain values: the type of a dict."""
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
     defaultdict: "dict",  # the function that makes default values (default_factory) is not sent

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from tft.errors import StateChanged
 
 Read = Callable[[], str]
-"""Reads the parameters of a shard, and returns their digest."""
+"""A function that reads the parameters of a shard and returns their digest."""
 
 
 class Unchanged:
@@ -24,10 +24,11 @@ class Unchanged:
 
     def __init__(self) -> None:
         self._compared: dict[str, str] = {}
-        """By shard: the digest of the parameters that was compared with other ranks."""
+        """By shard: the digest of the parameters when the ranks compared their copies."""
         self._reading: threading.Thread | None = None
         self._expected: dict[str, str] = {}
-        """By shard: the digest that the reading thread must find."""
+        """By shard: the digest that the parameters must still have. The thread `_reading` computes
+        their present digests."""
         self._found: dict[str, str] = {}
         """By shard: the digest of the parameters after the wrapper was built."""
         self._error: Exception | None = None

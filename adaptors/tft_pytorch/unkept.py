@@ -28,16 +28,17 @@ from tft.spi.plain_values import LARGE, SCALARS, NotPlain, mark_of_array, unkept
 from tft_pytorch.plain_values import plain
 
 _ENDS = 8
-"""How many parts at each end of a container are looked at."""
+"""How many elements at each end of a list, dict or other container are compared."""
 _FEW = 8
-"""How many elements of a tensor are looked at, beside its version."""
+"""How many elements of a tensor are compared, in addition to its version counter."""
 _DEEPEST = 3
-"""How many objects within objects are looked at."""
+"""The nesting depth of objects within objects down to which attributes are compared."""
 _SCALARS = SCALARS | {complex}
 _LEFT = (
     FunctionType, MethodType, ModuleType, type, Optimizer, LRScheduler, Dataset, Sampler, DataLoader,
 )  # fmt: skip
-"""What is kept in other ways, or has no state."""
+"""Types of objects that are not compared: tft keeps their state in other ways, or they have
+none."""
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 Keeps = Callable[[str], bool]
@@ -45,12 +46,14 @@ Keeps = Callable[[str], bool]
 
 class Unkept:
     """
-    Looks at the attributes of some objects, and finds those that change and are not kept.
+    Compares the attributes of some objects from time to time, and finds attributes that have
+    changed and that tft does not keep for a replacement process.
     """
 
     def __init__(self, model: nn.Module) -> None:
         """
-        `model` is what tft trains: its parts are kept in other ways.
+        `model` is the model that tft trains. Its modules, parameters and buffers are not compared,
+        because tft keeps their state in other ways.
         """
         parts = (model.modules(), model.parameters(), model.buffers())
         self._own = {id(each) for each in chain.from_iterable(parts)}
@@ -131,7 +134,7 @@ def sentence(owner: str, name: str, why: str = LARGE) -> str:
     """
     return unkept_sentence(
         owner, name, why,
-        ", or a buffer of the model. If each step computes it anew, set it to None behind its use",
+        ", or a buffer of the model. If each step computes it again, set it to None after its use",
     )  # fmt: skip
 
 

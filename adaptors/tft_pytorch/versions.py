@@ -23,7 +23,7 @@ class KnownVersions:
     oldest: str
     unknown: str
     differs: str
-    """What may be different in other versions, as the rest of a sentence after the version."""
+    """A clause that says what may be different in other versions. It ends the error message."""
 
     def check(self, found: str | None = None) -> None:
         """

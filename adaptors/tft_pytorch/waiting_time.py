@@ -83,7 +83,7 @@ class WaitingTime:
         return WaitingTime()
 
     def __reduce__(self) -> tuple[type["WaitingTime"], tuple[()]]:
-        return WaitingTime, ()  # the same for a module that is saved as a whole
+        return WaitingTime, ()  # for a module that is pickled: the loaded module is not watched
 
     # ------------------------------------------------------------ called by `interruptible`
 

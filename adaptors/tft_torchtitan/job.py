@@ -160,7 +160,7 @@ class TitanJob:
 
     def after(self, step: int) -> None:
         """
-        Log the metrics of a step, save a checkpoint, and validate, as TorchTitan does behind a step.
+        Log the metrics of a step, save a checkpoint, and validate, as TorchTitan does after a step.
 
         `step` is the number of the step as the session counts. All ranks call this again if a fault
         interrupts it on one of them.

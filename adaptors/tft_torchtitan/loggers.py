@@ -26,7 +26,7 @@ class MetricLoggers:
         self._config = config
         self._logger: Any = None
         self._noted = session.run_dir / f"torchtitan-logged-rank{session.rank}"
-        """The file with `_logged`."""
+        """The file in which the number `_logged` is stored for a replacement process."""
         self._logged = int(self._noted.read_text()) if self._noted.exists() else 0
         """The last step whose metrics this rank has logged, in this process or an earlier one."""
 

@@ -43,8 +43,9 @@ class Position:
         if self._loader is not None:
             loader.load_state_dict(_unpacked(self._loader))
             trainer.ntokens_seen = self._tokens
-        # A loader draws from torch's generator when it makes its iterator, which happens again after
-        # an incident. It makes the iterator when it is asked for its state.
+        # A loader makes its iterator when its state is first read, and then draws a seed from
+        # torch's generator. Make the iterator now and restore the generator, so that a loader that
+        # is made again after an incident does not change the random numbers of training.
         loader.state_dict()
         torch.set_rng_state(drawn)
         self._trainer = weakref.ref(trainer)

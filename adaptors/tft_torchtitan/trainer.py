@@ -19,12 +19,13 @@ from tft_torchtitan.position import Position
 from tft_torchtitan.progress import Progress
 
 _SLEEPS = 60.0
-"""A generous limit for what `Trainer.train` does behind its loop: rank 0 sleeps for two seconds."""
+"""The time limit in seconds for the code of `Trainer.train` after its loop, in which rank 0 sleeps
+for two seconds."""
 
 
 class Job(Protocol):
     """
-    What the overrides need of the job.
+    The methods of the job that the overridden methods of the Trainer call.
     """
 
     session: Session

@@ -29,11 +29,12 @@ class Position:
 
     epoch: int = 0
     taken: int = 0
-    """How many batches of the epoch the loop has got."""
+    """The number of batches of this epoch that the training loop has received."""
     began: bytes = b""
-    """The random generators when the epoch began. Empty if its first batch was not read yet."""
+    """The packed states of the random generators at the begin of the epoch. Empty if the first
+    batch of the epoch was not read yet."""
     ahead: bytes = b""
-    """The random generators before the batch that was read ahead, which is the next batch."""
+    """The packed states of the random generators before the next batch was read ahead."""
 
 
 class Source:
@@ -99,7 +100,7 @@ class Source:
             "epoch": here.epoch, "taken": here.taken, "began": here.began, "ahead": here.ahead
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: a result of `state_dict`
         """
         Go to a position that `state_dict` has returned, in this or another process. Batches are
         read when they are needed.
@@ -152,7 +153,7 @@ class Source:
 
     def _set_epoch(self, epoch: int) -> None:
         """
-        Say the number of the epoch to the loader, and to a sampler that hides behind another one.
+        Call `set_epoch` of the loader, and of a sampler that is wrapped in another sampler.
         """
         self._loader.set_epoch(epoch)
         sampler = getattr(self._loader.batch_sampler, "batch_sampler", None)

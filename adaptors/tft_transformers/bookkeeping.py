@@ -17,14 +17,15 @@ import torch.distributed as dist
 from transformers.trainer_callback import ExportableState, TrainerState
 
 _OWN = ("is_local_process_zero", "is_world_process_zero", "log_history", "stateful_callbacks")
-"""The fields of a `TrainerState` that differ between ranks, or that are kept apart."""
+"""The fields of a `TrainerState` that differ between ranks, or that this module stores
+separately."""
 
 _SHARED = tuple(field.name for field in fields(TrainerState) if field.name not in _OWN)
 _TOTALS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step",
          "_initial_num_input_tokens_seen")  # fmt: skip
 
 _EQUAL = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
-"""The values of an entry of the log that are equal on all ranks."""
+"""The names of the values in a log entry that are equal on all ranks."""
 
 _Plain = dict[str, Any]  # Any: plain values and tensors
 
@@ -46,19 +47,20 @@ class Bookkeeping:
         self._trainer = trainer
         self._rank = rank
         self._agreed = 0
-        """How many entries of the log the ranks have agreed on."""
+        """The number of entries at the beginning of the log on which all ranks have agreed."""
         self._missing: list[dict[str, Any]] = []
         """Further entries that other ranks have and this rank does not have, without the values
         that differ between ranks."""
         self._latest: tuple[int, list[dict[str, Any]]] = (0, [])
-        """The entries of the latest agreement, and how many entries come before them."""
+        """The latest agreement of the ranks: the number of log entries before it, and the entries
+        on which the ranks have agreed."""
         self._told = False
-        """True if the callbacks know the missing entries already."""
+        """True if callbacks were already called for the entries in `_missing`."""
         self.totals = torch.zeros(world, 2, dtype=torch.float64, device=trainer.args.device)
         """The total of losses and the floating-point operations of each rank, since the last log."""
         self.epoch = 0
         self.done = 0
-        """How many steps of the epoch are complete."""
+        """The number of steps of the epoch `epoch` that are complete."""
         self.facts: tuple[Any, Any] = (None, None)
         """The norm of the gradients and the learning rate of the last step."""
         self._ended: _Plain = {}
@@ -76,7 +78,7 @@ class Bookkeeping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Keep the bookkeeping of the end of a step, for `settle`.
+        Store the bookkeeping of the end of a step until `settle` puts it into the Trainer.
         """
         self._ended, self.received = dict(state), True
 
@@ -121,8 +123,8 @@ class Bookkeeping:
 
     def settle(self, *, told: bool = False) -> None:
         """
-        Put the bookkeeping of the end of the last step into the Trainer. `told` is True if the
-        callbacks know the entries of the log already on which the ranks have not agreed yet.
+        Put the bookkeeping of the end of the last step into the Trainer. `told` is True if
+        callbacks were already called for the log entries on which the ranks have not agreed yet.
         """
         self._told = told
         ended, trainer = self._ended, self._trainer
@@ -224,7 +226,7 @@ class Bookkeeping:
         known = [int(count) for count in counts]
         if max(known):
             entries = _broadcast(own, known.index(max(known)), self._rank, device)
-        else:  # all ranks come from a checkpoint, or all that had the entries were lost one by one
+        else:  # all ranks have loaded a checkpoint, or the ranks that had the entries were lost
             entries = list(self._missing)
         kinds = [_kind(entry) for entry in own]
         trainer.state.log_history[self._agreed :] = entries
@@ -276,7 +278,7 @@ def _state_of(callback: Any) -> Any:
 
 
 def _load_state(callback: Any, state: Any) -> None:
-    state = deepcopy(state)  # it may be loaded again
+    state = deepcopy(state)  # a copy, because the same `state` may be loaded again
     if _keeps(callback):
         callback.load_state_dict(state)
         return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _joined: "list[Session]" = []
 """The session of this process, once `init` was called."""
-_prepared: list[Any] = []  # Any: as in `prepare`
+_prepared: list[Any] = []  # Any: `Trainer` is not imported here
 """The Trainer of this process, once `prepare` was called."""
 
 

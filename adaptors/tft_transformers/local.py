@@ -23,9 +23,9 @@ class Local:
     """
     The object `data` of `session.adopt`.
 
-    It is captured when the update window closes. State from another process is put in place by
-    `settle`, not when it is loaded: an operation that is repeated first puts back what it has noted
-    itself.
+    Its state is captured when the update window closes. State from another process is only stored
+    when it is loaded, and is restored by `settle`. If it were restored at once, a repeated
+    operation would overwrite it with the state that the operation has noted itself.
     """
 
     def __init__(self, source: Source, trainer: Any) -> None:
@@ -39,8 +39,8 @@ class Local:
         self._unkept.watch(trainer, self._attributes.keeps, attributes_of_trainers())
         self._received: _Plain | None = None
         self._place = source.position
-        """The position that came with `_received`. When the source has another one, the training has
-        gone on without `settle`."""
+        """The data position that was loaded together with `_received`. If the source is at another
+        position now, training has continued and `_received` is out of date."""
 
     def state_dict(self) -> _Plain:
         """
@@ -51,7 +51,8 @@ class Local:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: a result of `state_dict`
         """
-        Go to the position in `state`. Keep the rest of it for `settle`.
+        Move to the data position in `state`. Store the generators and attributes in `state` until
+        `settle` restores them.
         """
         self._received = {name: part for name, part in state.items() if name != "position"}
         self._source.load_state_dict(state["position"])
@@ -59,7 +60,7 @@ class Local:
 
     def settle(self) -> None:
         """
-        Put what was loaded last in place.
+        Restore the generators and attributes that `load_state_dict` has received last.
         """
         if self._received is not None:
             self.put_back(self._received)

@@ -1,10 +1,10 @@
 """
 Repeats what the Trainer has done since the end of the last step, after an incident.
 
-The Trainer's loop is a long method that calls small ones. Those that need other ranks, or that a
-step consists of, are carried out as operations. When an incident interrupts an operation, all
-operations since the end of the last step are carried out again, in their order, and the loop goes
-on behind the interrupted one. So the loop itself is not left.
+The Trainer's loop is a long method that calls small methods. Calls that need other ranks, or that
+are part of a step, are carried out as operations. When an incident interrupts an operation, all
+operations since the end of the last step are carried out again, in their order. Then the loop
+continues after the interrupted operation, so the loop itself is not left.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,8 @@ class Rewound(BaseException):
 
 class Surroundings(Protocol):
     """
-    What an operation finds: random generators, settings of the optimizer, and bookkeeping.
+    The state that every operation reads: random generators, settings of the optimizer, and the
+    bookkeeping of the Trainer.
     """
 
     def noted(self) -> Any: ...  # Any: the implementation's own
@@ -45,9 +46,10 @@ class Surroundings(Protocol):
 class _Operation:
     function: Callable[[], Any]
     before: Any
-    """What it has found at first. It finds the same when it is repeated."""
+    """The state (`Surroundings.noted`) when the operation first began. It is restored before the
+    operation is repeated."""
     speaks: bool
-    """True if callbacks are called when the operation is repeated, too."""
+    """True if callbacks are called again when the operation is repeated."""
     after: Any = None
     done: bool = False
 
@@ -62,7 +64,7 @@ class Steps:
         self._surroundings = surroundings
         self._operations: list[_Operation] = []
         self.inside = False
-        """True while an operation is carried out."""
+        """True while the training thread is inside an operation."""
         self.skips = False
         """True if the other ranks have completed the present step without this rank. Then the rest
         of the step needs no operation: this rank has their state already."""
@@ -74,7 +76,7 @@ class Steps:
         """
         self._session.begin()
         self._resume()
-        self.end_step()  # says to tft that the ends of steps are marked
+        self.end_step()  # tells tft that this loop marks the ends of its steps
 
     def perform(
         self, function: Callable[[], Result], default: Result, *, waits: bool = True

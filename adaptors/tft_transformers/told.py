@@ -1,8 +1,8 @@
 """
 The last step for which the callbacks of this rank were called, in a file of the run directory.
 
-A process that replaces a rank enters behind a step. It cannot know from the state of the others
-whether the lost process has called its callbacks for that step.
+A replacement process joins training after a complete step. The state of the other ranks does not
+show whether the lost process has already called its callbacks for that step.
 """
 
 import os

@@ -22,9 +22,9 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
 
     _tft: Training
     _batches = 0
-    """How many micro-batches the present step has."""
+    """The number of micro-batches of the present step."""
     _computed = 0
-    """How many of them are computed."""
+    """The number of micro-batches of the present step that were computed so far."""
 
     # ------------------------------------------------------------ begin and end
 
@@ -101,10 +101,10 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         self._tft.repeats_callback("on_pre_optimizer_step")  # which the loop calls next
         return norm
 
-    # ------------------------------------------------------------ behind a step
+    # ------------------------------------------------------------ after a step
 
     def _get_learning_rate(self) -> Any:
-        self._tft.check_parameters()  # the loop calls this method right behind on_optimizer_step
+        self._tft.check_parameters()  # the loop calls this right after on_optimizer_step
         return super()._get_learning_rate()
 
     def _maybe_log_save_evaluate(

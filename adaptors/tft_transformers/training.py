@@ -26,10 +26,12 @@ from tft_transformers.told import Told
 from tft_transformers.wrapping import wrapper
 
 _CHECKED = 20
-"""In how many of its first steps a process checks that callbacks leave the parameters alone."""
+"""The number of steps at the begin of a process in which tft checks that callbacks do not change
+parameters."""
 
 ENTERED: Any = object()
-"""In the place of a checkpoint of the Trainer: the state came from tft."""
+"""Stands for the path of a checkpoint to resume from, if the Trainer already has its state from
+tft."""
 
 
 class Training:
@@ -51,9 +53,10 @@ class Training:
         """True from the end of the update window to the end of the step."""
         self.entered = self.finished = False
         self._enters = False
-        """True if training goes on within an epoch, because another process has begun it."""
+        """True if the next epoch is one that was begun before, by a lost process or before an
+        incident. This process then continues it after the last complete step."""
         self._begins = True
-        """True until this process begins its first epoch."""
+        """True until this process enters an epoch for the first time."""
         self._first = self._batches_in_epoch = 0
         self._updated: list[int] = []
         """How often each parameter had been changed in place when the update was complete, in steps
@@ -128,7 +131,7 @@ class Training:
         """
         Report an exception that the Trainer, or a callback, has raised between two operations.
 
-        If it was raised behind the update window, first complete the step as far as the state
+        If it was raised after the update window, first complete the step as far as the state
         depends on it, because a last checkpoint may be written now. Returns if the job goes on: then
         this process must end. Raises `tft.JobEnded` if the job ends.
         """
@@ -239,10 +242,10 @@ class Training:
 
     def _settle(self, *, told: bool = False) -> None:
         """
-        Put the bookkeeping and the state of this rank into the Trainer, which come from elsewhere.
+        Put received bookkeeping and rank-local state into the Trainer.
 
-        The state of this rank is that from before the step was logged. A `log` of the user may have
-        changed attributes, so it is called again, but not the callbacks.
+        The rank-local state was captured before the step was logged. The user's method `log` may
+        change attributes, so it is called again. Callbacks are not called again.
         """
         assert self._local is not None, "training has not begun"
         self.book.settle(told=told)
@@ -341,7 +344,7 @@ class Training:
             with self.session.update():
                 step()
 
-        self.steps.perform(work, None, waits=False)  # the window waits at both of its edges
+        self.steps.perform(work, None, waits=False)  # entering and leaving the window waits already
         self.in_tail = True
         if self._unchecked and not self.steps.skips:
             self._unchecked -= 1
@@ -350,12 +353,12 @@ class Training:
             # the scheduler has made its step, on the rank from which the state came
             optimizer._is_overflow = True
 
-    # ------------------------------------------------------------ behind a step
+    # ------------------------------------------------------------ after a step
 
     def check_parameters(self) -> None:
         """
-        Raise `UsageError` if a callback has changed parameters behind the update, because the
-        callback may be called again, or not at all, where a process enters.
+        Raise `UsageError` if a callback has changed parameters after the update. After an incident
+        such a callback may run twice, or not at all on a replacement process.
         """
         noted, self._updated = self._updated, []
         if noted and noted != self._changes():
@@ -430,7 +433,8 @@ class Training:
 
     def evaluate_and_save(self, given: dict[str, Any]) -> None:
         """
-        Evaluate and save if the Trainer wants to, where a process enters behind a step.
+        Evaluate and save if the Trainer wants this after the last complete step. Called in a
+        process that joins training after that step.
         """
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
         trainer = self._trainer
@@ -540,7 +544,7 @@ def _guard(optimizer: Any, update: Callable[[Callable[[], object]], None]) -> No
     """
     step = optimizer.step
 
-    @wraps(step)  # with the mark by which torch's schedulers know that they have wrapped it
+    @wraps(step)  # copies the attribute by which torch's schedulers see that they have wrapped it
     def guarded(closure: Any = None) -> None:
         if closure is not None:
             raise UsageError("the optimizer was called with a closure, which tft does not support")

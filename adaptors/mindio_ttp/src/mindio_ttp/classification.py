@@ -54,7 +54,7 @@ class Found:
     code: str
     """The error code of the device, from the text of the error. Empty if the text has no code."""
     said: str = ""
-    """The type and the text of the error, on one line."""
+    """The type and the text of the exception, in one line for the log."""
 
 
 @dataclass(slots=True)

@@ -71,11 +71,12 @@ class ProcessorArguments:
     rank: int
     world: int
     uce: bool
-    """True if faults may be repaired without new processes."""
+    """MindIO's flag UCE: True if faults may be repaired without new processes."""
     arf: bool
-    """True if lost processes may be replaced."""
+    """MindIO's flag ARF: True if lost processes may be replaced by new ones."""
     zit: bool
-    """True if the job may continue without lost ranks until they have new processes."""
+    """MindIO's flag ZIT: True if the job may continue without lost ranks until they have new
+    processes."""
     curve: tuple[str, ...]
     """The options of the command `tft run` that encrypt the bus. Empty if the bus is not
     encrypted."""
