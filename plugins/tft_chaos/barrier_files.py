@@ -13,7 +13,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """
-    What a rank has told when it entered its last collective of a step.
+    The facts that a rank has written when it entered its last collective of a step.
     """
 
     pid: int

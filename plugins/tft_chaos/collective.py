@@ -33,7 +33,8 @@ PAUSE = 0.005
 
 
 Glance = dict[int, dict[str, object] | None]
-"""What was seen of each peer that is inside its collective. None: it is not inside."""
+"""The facts of one check about each peer that is inside its collective. None: the peer is not
+inside."""
 
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:

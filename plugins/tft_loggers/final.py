@@ -17,7 +17,8 @@ class Final:
     step: int = -1
     """The last final step. -1: no step is final yet."""
     backs: list[int] = field(default_factory=list)
-    """Each time that the job went back before a final step: the step from whose end it went on."""
+    """The returns of the job to a step before a final step, in their order. Each entry is the step
+    from whose end the job continued."""
     result: str = ""
     """How the run has ended: `completed`, `dumped`, `failed` or `cancelled`. Empty: it goes on."""
 

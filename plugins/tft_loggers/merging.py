@@ -63,13 +63,14 @@ class Merger:
         found = read(self._state)
         self._offsets: dict[str, int] = dict(found.get("offsets", {}))
         self._backs = int(found.get("backs", 0))
-        """How many returns of the job were taken in."""
+        """How many entries of `Final.backs` (returns of the job to an earlier step) are handled."""
         self._anew: tuple[int, int] = (found.get("after", -1), found.get("until", -1))
-        """Rows of steps after the first and up to the second may correct the values in the file."""
+        """A range of steps: after the first number, up to the second. The job computes these steps
+        again, so new rows may correct the values in the file. (-1, -1): no steps."""
         self._last = _mend(self._path)
-        """The last step in the file; -1 if there is none."""
+        """The last step in `values.jsonl`. -1: the file has no step."""
         self._known: dict[int, Values] | None = None
-        """By step: the values in the file. None: not read."""
+        """By step: the values in `values.jsonl`. None: the file was not read yet."""
 
     def merge(self, final: Final) -> bool:
         """

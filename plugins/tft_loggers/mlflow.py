@@ -10,9 +10,10 @@ from tft.spi import LoggerJob, write_whole
 
 STATUS = {"completed": "FINISHED", "dumped": "KILLED", "failed": "FAILED", "cancelled": "KILLED"}
 MOST = 1000
-"""So many values MLflow takes in one request."""
+"""The maximum number of values that MLflow accepts in one request."""
 PART = "part"
-"""The file with the number of a step whose values need several requests, while they are sent."""
+"""The name of a file that exists while the values of one step are sent in several requests. It
+contains the step."""
 
 
 class Mlflow:

@@ -15,9 +15,10 @@ from tft.spi import LoggerJob, StepLogger
 from tft_loggers.places import FAILED, SENT, STATE, VALUES, read, write
 
 BATCH = 500
-"""So many rows are given before the logger is asked to make them safe."""
+"""The number of rows that are given to the logger before each call of its `flush`."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before a logger that has failed is opened again: the first time, and at most."""
+"""Seconds before a logger that has failed is opened again. The first pause is `FIRST`, and later
+pauses grow up to `LONGEST`."""
 
 log = structlog.get_logger()
 
@@ -55,12 +56,13 @@ class Sender:
         self._state = directory / SENT
         self._failure = directory / FAILED
         self._fails = int(read(self._failure).get("times", 0))
-        """How often the logger has failed since rows were sent last."""
+        """How many times in a row the logger has failed, without having sent rows in between."""
         self._open = opener
         self._persists = persists
         self._logger: StepLogger | None = None
         self._asks = False
-        """True if the logger may have rows that are not known to be safe."""
+        """True if rows were given to the logger without a later `flush`. Then the logger is asked
+        which step it has last."""
         self._last: int | None = None
         self._safe = self._offset = 0
         self._news = threading.Event()
@@ -150,8 +152,8 @@ class Sender:
 
     def _begin(self) -> int:
         """
-        Return the offset of the next row. If the logger is not open, this is the first one that may
-        not be safe.
+        Return the offset of the next row to send. If the logger is not open, this is the first row
+        that no `flush` has confirmed.
         """
         if self._logger is None:
             state = read(self._state)
@@ -179,7 +181,7 @@ class Sender:
 
     def _close(self) -> None:
         if self._state.exists():
-            self._opened()  # so that it learns how the run has ended, also if it has all rows
+            self._opened()  # the logger must get the result of the run, even if no row is left
         if self._logger is not None:
             self._logger.close(self._result)
             self._safe = self._offset

@@ -21,14 +21,16 @@ from tft_loggers.places import FAILED, STATE, read
 LIMIT = 30.0
 """Seconds that the loggers get at the end of the job to send what is left."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before the process of the loggers is started again: the first time, and at most."""
+"""Seconds before the ended process of the loggers is started again. The first pause is `FIRST`, and
+later pauses grow up to `LONGEST`."""
 STEADY = 60.0
-"""If the process has lived for this many seconds, the next pause is the first one again. A logger is
-remarked as failing again only after this time."""
+"""If the process has lived for this many seconds, the next pause is `FIRST` again. The operator
+gets another remark about a failing logger only after this time."""
 LOOK = 0.5
 """Seconds between two looks at whether the loggers fail."""
 LASTING = 2
-"""A logger that has failed this many times in a row is remarked. A single failed request is not."""
+"""The operator gets a remark about a logger that has failed this many times in a row. A single
+failed request causes no remark."""
 
 log = structlog.get_logger()
 
@@ -58,7 +60,7 @@ class Supervisor:
         self._given_up = threading.Event()
         self._result = ""
         self.process: subprocess.Popen[bytes] | None = None
-        """The last process that was started. None: none was yet."""
+        """The process of the loggers that was started last. None: no process was started yet."""
         self._keeper = threading.Thread(target=self._keep, name="loggers", daemon=True)
 
     def start(self) -> None:

@@ -16,7 +16,8 @@ from tft.spi import LoggerJob, write_whole
 BLOCK, FILE_HEAD, HEAD = 32768, 7, 7
 """Bytes: the blocks of a file of wandb, and the headers of the file and of each piece of a record."""
 WHOLE, LAST = 1, 4
-"""The kinds of a piece that end a record."""
+"""Values of the kind of a piece: `WHOLE` is a whole record, `LAST` is the last piece of a
+record."""
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class Wandb:
         return int(self._run.step) - 1 if self._run.resumed else -1
 
     def flush(self) -> bool:
-        return False  # wandb sends and writes on its own time, and says nothing about it
+        return False  # wandb sends values in the background and does not say when they are sent
 
     def close(self, result: str) -> None:
         self._run.finish(exit_code=0 if result in ("completed", "dumped") else 1)

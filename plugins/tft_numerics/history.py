@@ -34,8 +34,8 @@ class History:
     def __init__(self) -> None:
         self._values: deque[tuple[int, float]] = deque(maxlen=2 * WINDOW)
         self._fresh = 0
-        """How many more values may be compared with `_ordinary` before `_ordinary` is computed
-        anew."""
+        """The number of values that may still be compared with `_ordinary` before `_ordinary` is
+        computed again."""
         self._ordinary = 0.0
         """The value up to which a further value is certainly no spike. It was computed from the
         last values, perhaps some steps ago."""

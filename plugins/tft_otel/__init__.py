@@ -105,7 +105,7 @@ def missing() -> bool:
     """
     try:
         return any(importlib.util.find_spec(name) is None for name in NEEDED)
-    except ModuleNotFoundError:  # not even the package that `name` is in
+    except ModuleNotFoundError:  # the parent package of a name is missing
         return True
 
 

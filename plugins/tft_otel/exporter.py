@@ -48,7 +48,7 @@ class _Ids(RandomIdGenerator):
     def __init__(self) -> None:
         super().__init__()
         self.fixed: tuple[int, int] | None = None
-        """The ids of the next trace and of its root span. None: random ones."""
+        """The ids that the next trace and its root span get. None: they get random ids."""
 
     def generate_trace_id(self) -> int:
         return super().generate_trace_id() if self.fixed is None else self.fixed[0]

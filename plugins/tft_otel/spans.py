@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 MOST = 1000
-"""So many phases of an incident become spans. In a job of thousands of ranks the longest are kept,
-because the queue of the SDK holds 2048 spans unless it is told otherwise."""
+"""The maximum number of phases of an incident that become spans. If there are more, the longest
+phases are exported, because the queue of the SDK holds 2048 spans by default."""
 SEVERITIES = {
     "fault": "WARN",
     "update_refused": "WARN",
@@ -35,7 +35,7 @@ class SpanFacts:
     end: int
     attributes: Attributes
     failed: str = ""
-    """Why the span has the status `error`. Empty: it does not."""
+    """The reason for the status `error` of the span. Empty: the span has no error."""
     children: Sequence["SpanFacts"] = field(default=())
 
 

@@ -16,10 +16,11 @@ from tft_prometheus.address import Address
 from tft_prometheus.job import Health, JobMetrics, Reading
 
 SIGN = 1.0
-"""Seconds between two signs that the event loop of the controller turns."""
+"""Seconds between two calls on the controller's event loop by which this plugin notes that the loop
+runs."""
 KEPT = frozenset({"failed", "dumped"})
-"""After these results the file with the address is left where it is. Prometheus then sees
-a target that does not answer, which is an alert of the example."""
+"""Results of a job after which the file with the address of the metrics stays. Prometheus then has
+a target that does not answer, for which the example configuration has an alert."""
 
 log = structlog.get_logger()
 
@@ -100,7 +101,7 @@ class Exporter:
 
             app = application(self.read, self.health)
             server = open_server(self._address, self._file, self._run_dir, app)
-            if self._over:  # so short was the job
+            if self._over:  # the job has ended before the server was ready
                 self._remove_file()
             server.serve_forever()
         # the job does not need its metrics: nothing that goes wrong here may end the controller

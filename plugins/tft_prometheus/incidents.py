@@ -25,8 +25,8 @@ REPAIRING = frozenset(
 )
 """The states of the job in which an incident is open, unless the job only starts (incident 0)."""
 MOST_NAMES = 32
-"""So many names of strategies are counted apart, because recovery plugins can bring names of their
-own. Further names are counted as `other`."""
+"""The maximum number of strategy names that have a counter of their own. Recovery plugins can add
+names without limit. Further names are counted as `other`."""
 OTHER = "other"
 
 
@@ -44,12 +44,12 @@ class Incidents:
 
     def __init__(self) -> None:
         self.strategies: Counter[str] = Counter(dict.fromkeys(STRATEGIES, 0))
-        """By strategy: the incidents that are over."""
+        """By strategy: the number of incidents that are over."""
         self.faults: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-        """By kind: the faults that were noticed."""
+        """By kind of fault: the number of faults."""
         self.steps_lost = 0
         self.started = 0
-        """The number of processes that incidents have started."""
+        """The number of processes that were started because of incidents."""
         self.refused = 0
         """How often the update of a step was refused."""
         self.number = 0

@@ -25,10 +25,10 @@ LOOP = 5.0
 """If the event loop of the controller has not turned for this many seconds, the job is not healthy.
 The plugin asks the loop for a sign each second."""
 MOST_EVENTS = 100
-"""So many names of events are counted apart. tft has about 50, and plugins add some. Further names
-are counted as `other`."""
+"""The maximum number of event names that have a counter of their own. tft has about 50, and plugins
+add some. Further names are counted as `other`."""
 MOST_SLOW = 16
-"""So many slow ranks are named: those that are behind most."""
+"""The maximum number of slow ranks that the metrics name: the slowest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,8 @@ class SlowRank:
     cause: str
     """The part of a step in which the rank is slow."""
     seconds: float
-    """By how many seconds its own work in a step takes longer than that of others."""
+    """How many seconds longer the own work of this rank in a step takes than that of other
+    ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +62,13 @@ class Reading:
     steps: Counted
     """The histogram of the time of a step."""
     stillness: float
-    """Since the last progress of any rank that trains."""
+    """The time in seconds since the last progress of any training rank."""
     incident_open: bool
     incident_age: float
     incidents: Mapping[str, int]
-    """By strategy."""
+    """By strategy: the number of incidents that are over."""
     faults: Mapping[str, int]
-    """By kind."""
+    """By kind of fault: the number of faults."""
     durations: Counted
     """The histogram of the duration of an incident."""
     steps_lost: int
@@ -77,9 +78,9 @@ class Reading:
     slow: int
     """The number of slow ranks."""
     slowest: Sequence[SlowRank]
-    """The slow ranks that are behind most, `MOST_SLOW` at most."""
+    """The slowest ranks, at most `MOST_SLOW`."""
     events: Mapping[str, int]
-    """By name: the entries of the controller's log."""
+    """By name of the event: the number of entries in the controller's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,19 +27,22 @@ FIRST = 660.0
 """The smallest limit for the first step after a start or an incident, in seconds. The controller
 waits 600 s for the first step of a job."""
 WARMING = 10.0
-"""The factor by which the first step after an incident may take longer. It is the controller's."""
+"""The factor by which the first step after an incident may take longer. The controller uses the
+same factor."""
 LEARNT = 5
-"""The number of measured steps before the limit depends on them. It is the controller's."""
+"""The number of steps that must be measured before the limit depends on step times. The controller
+uses the same number."""
 RECENT = 64
-"""The number of the last step times that are kept for the limit. It is the controller's."""
+"""The number of last step times from which the limit is computed. The controller uses the same
+number."""
 ANNOUNCED = 1.0
 """If the time of a rank's progress runs ahead of the clock by more than this many seconds, the rank
 has announced a phase in which it makes no progress, such as a checkpoint."""
 STEPS_AHEAD = 3
-"""If the time runs ahead in so many steps one after another, no phase was announced: the earlier
-heartbeats came late, or their ranks stood still."""
+"""If the time of a rank's progress runs ahead of the clock in this many steps in a row, no phase
+was announced. Then earlier heartbeats came late, or their ranks stood still."""
 REBOOTED = 3600.0
-"""If the clock of a node has gone back by more than this many seconds, it has begun again."""
+"""If the clock of a node has gone back by more than this many seconds, the node was rebooted."""
 
 
 @dataclass(slots=True)
@@ -49,17 +52,18 @@ class _Node:
     """
 
     at: float = -math.inf
-    """When it arrived, in seconds."""
+    """When the last heartbeat of the node arrived, in seconds."""
     ranks: int = 0
     training: int = 0
-    """The number of its ranks that are inside the user's function `train`."""
+    """The number of ranks of the node that are inside the user's function `train`."""
     lowest: int = 0
     highest: int = 0
-    """The last steps that the slowest and the fastest training rank have completed."""
+    """`lowest` and `highest`: the last completed step of the slowest and of the fastest training
+    rank."""
     moved: float = -math.inf
     """The last progress of a training rank, on the clock of the node."""
     seen: float = -math.inf
-    """When the controller learnt of this progress."""
+    """When the controller learnt of the progress in `moved`."""
     progress: float = -math.inf
     """The last progress on the clock of the controller. It lies in the future if a rank has announced a
     long phase."""
@@ -67,9 +71,9 @@ class _Node:
     """By how much the clock of the node is ahead of that of the controller. It is taken from the
     heartbeat that was delivered fastest. None: it is not known yet."""
     jumps: int = 0
-    """In how many steps, one after another, the time has run ahead of the clock."""
+    """The number of steps in a row in which the time of progress has run ahead of the clock."""
     jumped: int = -1
-    """The last of these steps."""
+    """The last step that `jumps` counts."""
 
     def move(self, moved: float, step: int, at: float) -> None:
         """
@@ -117,7 +121,7 @@ class Positions:
         the next heartbeat begins a new measurement."""
         self._measures = False
         self._first = True
-        """True until a step was measured after a start or an incident."""
+        """True until the first step after a start or an incident was measured."""
         self._durations: deque[float] = deque(maxlen=RECENT)
         self._steps = Histogram(STEP_BOUNDS)
         self._span: tuple[int, int] | None = None
@@ -171,7 +175,7 @@ class Positions:
             before, since = self._front
             duration = (at - since) / (step - before)
             self._steps.add(duration, step - before)
-            if not self._first:  # the first step is slow, and says nothing about later ones
+            if not self._first:  # the first step is slow: leave it out of the limit for later steps
                 self._durations.append(duration)
             self._front, self._first = (step, at), False
 

@@ -25,8 +25,8 @@ AGAIN = 5.0
 PATIENCE = 10.0
 """Seconds after which a connection that sends nothing is closed."""
 AT_ONCE = 8
-"""So many requests are answered at the same time. Further connections are closed at once, so that
-no client can fill the controller with threads."""
+"""The maximum number of requests that are answered at the same time. Further connections are closed
+at once, so that no client can fill the controller with threads."""
 
 log = structlog.get_logger()
 

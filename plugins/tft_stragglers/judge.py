@@ -15,12 +15,13 @@ from statistics import median
 from tft.spi import RankBeat, Remark, StepWork
 
 PARTS = ("input", "compute", "update")
-"""The parts of a rank's own work in a step. They are also the causes that are named."""
+"""The parts of a rank's own work in a step. A remark about a slow rank names one of them as the
+cause."""
 WINDOW = 16
 """The number of last steps from which a rank is judged."""
 CERTAIN = 4
-"""A rank is named when it was found slow after so many steps in a row. So a rank that becomes slow
-is named within `WINDOW` + `CERTAIN` steps."""
+"""A rank is reported as slow when it was found slow in this many judgements in a row. So a rank
+that becomes slow is reported within `WINDOW` + `CERTAIN` steps."""
 MOST = 13
 """The number of steps of a window in which the excess of a slow rank must be more than half of the
 limit. So a rank is not named for some very long steps. The number is less than `WINDOW`, because in
@@ -34,11 +35,12 @@ a deviation of few steps is sometimes far too small."""
 BASELINE = 32
 """The number of steps from which the usual times of a rank without peers are learnt."""
 FEW = 8
-"""Up to so many ranks, a rank is compared with the median of the others. With more, it is compared
-with the median of all, which is nearly the same and is computed only once."""
+"""In a group of at most this many ranks, a rank is compared with the median of the others. In a
+larger group, it is compared with the median of all, which is nearly the same and is computed only
+once."""
 BEHIND = 64
-"""A rank whose newest step is so many steps older than that of others is not waited for. It has
-left the job, or its heartbeats are lost."""
+"""If the newest step of a rank is this many steps older than that of other ranks, the judgement of
+a step does not wait for the rank. It has left the job, or its heartbeats are lost."""
 _NORMAL = 1.0484
 """In a normal distribution, the standard deviation is the median of the differences between
 successive values times this factor."""
@@ -56,14 +58,15 @@ class _Part:
 
     def __init__(self) -> None:
         self.excess: deque[float] = deque(maxlen=WINDOW)
-        """By how many seconds the part took longer than on other ranks, in the last steps."""
+        """For each of the last steps: how many seconds longer the part took than on other ranks."""
         self.changes: deque[float] = deque(maxlen=VARIED)
-        """By how many seconds the excess has changed from step to step. Changes show how much the
-        times vary, even if the rank has become slow meanwhile."""
+        """For each of the last steps: the change of the excess since the step before, in seconds.
+        The changes show how much the times vary, even if the rank has become slow meanwhile."""
         self.over: deque[bool] = deque(maxlen=WINDOW)
         """For each of the last steps: whether the excess may be more than half of the limit."""
         self.count = 0
-        """How many of `over` are true. Few ranks have `MOST`, so medians are rarely computed."""
+        """The number of true values in `over`. The median is computed only if the number is at
+        least `MOST`, which is rare."""
 
     def note(self, seconds: float, least: float) -> None:
         """
@@ -103,15 +106,18 @@ class _Rank:
     """The group of the rank. None until its first heartbeat was handled."""
     parts: tuple[_Part, ...] = field(default_factory=lambda: tuple(_Part() for _ in PARTS))
     first: list[Times] = field(default_factory=list)
-    """The first steps of a rank without peers, until its usual times are learnt from them."""
+    """The times of the first steps of a rank without peers. Its usual times are computed from
+    them."""
     usual: Times | None = None
-    """The usual times of a rank without peers. None until they are learnt."""
+    """The usual times of the steps of a rank without peers. None until `BASELINE` steps were
+    measured."""
     found: tuple[int | None, int] = (None, 0)
-    """The index of the part that was found slow last, and after how many steps in a row."""
+    """The index of the part that was found slow last (None: no part), and the number of judgements
+    in a row with this result."""
     judged: int = 0
     """The last step after which the rank was judged."""
     named: int | None = None
-    """The index of the part for which the rank was named as slow. None: it is not slow."""
+    """The index of the part for which the rank was reported as slow. None: the rank is not slow."""
 
     def learn(self, times: Times) -> None:
         """
@@ -136,9 +142,10 @@ class _Group:
     members: dict[int, _Rank] = field(default_factory=dict)
     """The ranks of the group that have sent heartbeats."""
     steps: dict[int, dict[int, Times]] = field(default_factory=dict)
-    """By step: the times of those ranks that have computed it. Judged steps are removed."""
+    """By step: the times of the ranks that have computed this step. Judged steps are removed."""
     absent: set[int] = field(default_factory=set)
-    """The ranks that are not waited for. They have left the job, or their heartbeats are lost."""
+    """The ranks for which a judgement does not wait: they have left the job, or their heartbeats
+    are lost."""
 
     def add(self, rank: int, work: StepWork) -> Iterator[int]:
         """
@@ -192,7 +199,8 @@ class Judge:
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._gone: list[int] = []
-        """Ranks that are no peers of their former peers any more, because they have left."""
+        """Former peers of ranks whose peers have changed. These ranks have probably left the
+        job."""
 
     def heard(self, node: int, ranks: Sequence[RankBeat]) -> list[Remark]:
         """
@@ -280,7 +288,7 @@ class Judge:
             known.found = None, 0
             return
         if len(known.parts[0].excess) < WINDOW:
-            return  # a new process of a rank that was named is not known to be fast yet
+            return  # a new process of a slow rank has not run long enough to count as fast
         known.found = cause, known.found[1] + 1 if cause == known.found[0] else 1
         if known.found[1] < CERTAIN or known.named == cause:
             return
