@@ -22,14 +22,14 @@ _FAULTS = {
     "corruption": "held a wrong copy of the state",
     "software": "met an error of the script",
 }
-"""What happened to the ranks of a fault, by its kind."""
+"""For each kind of fault: the predicate of a sentence whose subject is the faulty ranks."""
 _NO_RANK = {
     "network": "connections were lost",
     "hang": "the job stood still",
     "corruption": "copies of the state differed",
     "numeric": "bad numbers were computed",
 }
-"""The same for faults of which no rank is known."""
+"""For each kind of fault: the sentence if no faulty rank is known."""
 _REFUSED = "tft.errors.UsageError: "
 """How the line of a traceback begins with which tft has refused something."""
 _LEFT_OUT = "batches left out on all ranks "
@@ -47,7 +47,7 @@ _THEN = {
     "scale_out": "ranks came back",
     "migrate": "moved to other processes",
 }
-"""What was done, by strategy."""
+"""For each strategy: what the job has done to recover from an incident."""
 
 _PARTS = {"input": "its input", "compute": "its computation", "update": "its update"}
 """What takes longer on a slow rank, by the cause that a remark names."""

@@ -41,9 +41,9 @@ On an idle machine, a process needs only milliseconds for this, even with a hund
 
 
 _Ready = WarmProcess | ForkedProcess
-"""A process that waits for a rank."""
+"""A process that was started in advance and waits until the agent gives it a rank."""
 _HOW = {WarmProcess: "warm", ForkedProcess: "forked"}
-"""For the log: how the process of a rank was started, if it waited for its rank before."""
+"""For the log: how a process was started that was ready before it got its rank."""
 _ELSEWHERE = "by another program"
 """For the log: the process of a rank was started by the operator's start program."""
 
@@ -115,7 +115,7 @@ class _RankState:
     """True if the last beat had so many new digests of this rank that the next digests may be worth
     an extra beat."""
     worked: int = 0
-    """The times of how many steps were sent so far."""
+    """The number of steps whose times were sent so far."""
     last: Pulse | None = None
     """The last status of a process that has ended, until it is sent with the next beat. This status
     may contain digests that were not sent before."""
@@ -543,7 +543,7 @@ class Ranks:
             while ready is not None:
                 if (child := ready.begin(task, ended)) is not None:
                     return child, _HOW[type(ready)]
-                ready = self._fork_server.take()  # that process has ended meanwhile
+                ready = self._fork_server.take()  # the process `ready` has ended; try another one
             return _execute(task, ended), "executed"
         finally:
             os.close(writing)
@@ -621,7 +621,7 @@ class Ranks:
 
         def ended(code: int) -> None:
             if rank_state.process is process and not process.reported and not process.ordered:
-                process.child.end()  # kills what the process has started
+                process.child.end()  # kill the processes that the ended process has started
                 process.reported = True
                 self._report_end(rank_state, process, code)
 

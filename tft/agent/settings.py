@@ -153,9 +153,10 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
 
 
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""The variables of torchrun that a warm process does not know before it has a rank."""
+"""Environment variables (as torchrun sets them) whose values a warm process knows only when it has
+a rank."""
 NO_RANK = "no-rank-yet"
-"""The value of these variables in a warm process."""
+"""The value of the variables in `_OF_A_RANK` until a warm process has a rank."""
 
 
 def warm_environment(settings: AgentSettings, marker: str) -> dict[str, str]:

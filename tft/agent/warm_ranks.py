@@ -23,10 +23,10 @@ from tft.forked_task import WAITING, WARM, ForkedTask, give_task
 log = structlog.get_logger(__name__)
 
 _PAUSE = 1.0
-"""The time in seconds before the next warm process is started when one has ended. The time doubles
-with each further one that ends."""
+"""The time in seconds between the end of a warm process that got no rank and the start of the next
+one. The time doubles with each further such process."""
 _LONGEST_PAUSE = 600.0
-"""The time in seconds beyond which this pause does not grow."""
+"""The maximum of the pause in seconds, which begins with `_PAUSE` and doubles."""
 _SCRIPT_LIMIT = 600.0
 """The time in seconds after which a warm process that does not wait for a rank yet is killed. Its
 script probably waits for something that only a rank can get."""
@@ -39,21 +39,21 @@ class WarmProcess:
     """
 
     number: int
-    """Counts the warm processes of this agent, from 1."""
+    """The number of this warm process. An agent counts its warm processes from 1."""
     ended: Callable[[Child], None]
-    """Is called when the process has ended."""
+    """The function to call when the process has ended."""
     channel: socket.socket = field(init=False)
     """The socket through which the process gets its rank."""
     child: Child | None = None
-    """None until the process is started."""
+    """The process. None until it is started."""
     limit: asyncio.TimerHandle | None = None
-    """The timer that ends the process if it does not come to the first use of the session."""
+    """The timer that ends the process if its script does not reach the first use of the session."""
     waits: bool = False
     """True if the script has come to the first use of the session, and waits for a rank."""
 
     def has_ended(self, child: Child) -> None:
         """
-        Call the function in `ended`. It is another one after the process has got its rank.
+        Call the function in `ended`. `begin` replaces that function when the process gets its rank.
         """
         self.ended(child)
 

@@ -369,7 +369,7 @@ def own_broker(curve: Path | None) -> Finding:
 def started_broker(curve: Path | None) -> Iterator[str]:
     """
     Run a broker while the context is open, and yield its address. Raises `ConnectionError` with
-    what it has said if it does not start.
+    the error that the broker has printed if the broker does not start.
     """
     keyed = [] if curve is None else ["--curve", str(curve)]
     with subprocess.Popen(
@@ -383,7 +383,7 @@ def started_broker(curve: Path | None) -> Iterator[str]:
             if select.select([process.stderr], [], [], _LIMIT)[0]:
                 said = process.stderr.readline().strip()
             if not said.startswith("broker at "):
-                if said:  # it ends when it has said everything
+                if said:  # the broker has printed an error, and will end after it
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_LIMIT)
                 process.kill()

@@ -51,7 +51,7 @@ async def _dashboard(run_dir: Path, listen: str) -> int:
     from tft.dashboard.page import Page
     from tft.dashboard.server import serving
 
-    await asyncio.to_thread(read_records, run_dir)  # refuses a directory that is none of a job
+    await asyncio.to_thread(read_records, run_dir)  # raises if this is no run directory
     page, access = Page(), Access(address)
     feed = Feed(page)
     async with serving(address, access, page, feed) as url:

@@ -87,7 +87,7 @@ def findings(
     """
     records: Records | None = None
     if run_dir is not None:
-        with suppress(UsageError):  # a job is still to be started there
+        with suppress(UsageError):  # no job was started in this directory yet
             records = read_records(run_dir)
     live = records if records is not None and records.result == "running" else None
     if records is not None:

@@ -27,7 +27,8 @@ from tft.report.progress import newest_step
 
 _MOST = 1.0  # seconds to wait for the answer of a running job
 _AT_ONCE = 32
-"""How many running jobs are asked at the same time. Each takes about ten open files."""
+"""The maximum number of running jobs that are looked at in parallel. Each takes about ten open
+files."""
 _HEAD = ("RUN", "STATE", "STEPS", "INCIDENTS", "BEGAN", "SCRIPT")
 
 

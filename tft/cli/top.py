@@ -45,7 +45,7 @@ _SILENCE = 10.0
 """Seconds without a controller after which a job counts as gone if none of its processes lives on
 this machine. A controller or broker that was killed is back sooner."""
 _HEAD = 12
-"""The lines of the picture above its tables, with the lines below them."""
+"""The number of lines of the screen that are above and below the tables."""
 
 
 def top_command() -> click.Command:

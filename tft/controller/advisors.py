@@ -31,12 +31,12 @@ log = structlog.get_logger()
 _NAME = re.compile("[a-z][a-z0-9_]*")
 """The form of the event of a remark, and of the names of its facts."""
 _TAKEN = frozenset({"self", "event", "at", "level", "exc_info", "stack_info", "positional_args"})
-"""Names that a log entry uses itself, so that no fact may have them."""
+"""Names that log entries already use for other things. A fact of a plugin must not have them."""
 
 
 class Advisors:
     """
-    The plugins in the controller's process. They are told about events of the job, and are asked
+    The plugins in the controller's process. They get the events of the job, and are asked
     for advice on incidents.
     """
 
@@ -45,7 +45,7 @@ class Advisors:
         self._asked: set[asyncio.Task[None]] = set()
         self._heed_beats = bool(plugins.hook.tft_on_beat.get_hookimpls())
         self.heed_final = bool(plugins.hook.tft_on_final_step.get_hookimpls())
-        """True if some plugin wants to know which steps are final."""
+        """True if some plugin has the hook `tft_on_final_step`."""
         self._complained = False
         self._peers: Mapping[int, tuple[int, ...]] = {}
 

@@ -10,13 +10,15 @@ from tft.protocol.messages import News, Notice
 from tft.sentences import counted, remark_text
 
 SPAN = 600.0
-"""Remarks are limited within so many seconds."""
+"""The time in seconds to which the limits `OF_ONE` and `OF_ALL` apply."""
 OF_ONE = 4
-"""The most remarks about one rank within `SPAN`: that it is slow and no longer slow, twice."""
+"""The maximum number of remarks about one rank within `SPAN`. So a rank may become slow and fast
+again twice."""
 OF_ALL = 20
-"""The most remarks within `SPAN`."""
+"""The maximum number of remarks about all ranks within `SPAN`."""
 KEPT = 16
-"""How many sentences are repeated, for consoles that have missed a message or have just begun."""
+"""The number of last sentences that each message contains. So a console that has missed a message,
+or has just started, gets them too."""
 
 
 class Notices:
@@ -29,7 +31,8 @@ class Notices:
         self._kept: deque[Notice] = deque(maxlen=KEPT)
         self._number = 0
         self._shown: deque[tuple[float, object]] = deque()
-        """The time of each remark of the last `SPAN` seconds, and whom it is about."""
+        """For each remark shown in the last `SPAN` seconds: its time, and the rank that it is
+        about."""
         self._left_out = 0
 
     def incident(self, text: str, number: int) -> None:

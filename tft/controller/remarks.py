@@ -14,12 +14,12 @@ from tft.spi.types import Remark
 log = structlog.get_logger()
 
 REMARKS = "remarks.jsonl"
-"""The name of the file in the run directory."""
+"""The name of the file with the remarks in the run directory."""
 KEPT = 1000
-"""The number of newest remarks that are in the report. A rank may become slow and fast again for
-days."""
+"""The number of newest remarks that are in the report. Without a limit, a rank that becomes slow
+and fast again for days would fill the report."""
 WRITTEN = 10 * KEPT
-"""The number of remarks that one controller writes to the file."""
+"""The maximum number of remarks that one controller writes to the file."""
 
 
 class Remarks:

@@ -46,7 +46,7 @@ class ReportFile:
         self._path = settings.run_dir / "report.json"
         self._remarks = Remarks(settings.run_dir / REMARKS, settings.run)
         self._closed = 0
-        """How many closed incidents `newly_closed` has returned."""
+        """The number of closed incidents that `newly_closed` has returned so far."""
         self.notices = Notices()
         """The sentences for consoles."""
 

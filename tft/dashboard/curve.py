@@ -5,8 +5,8 @@ The curves of a run: its steps over time, and the time of a step.
 from tft.report.progress import RunProgress, Sample
 
 MOST = 2000
-"""The most points of a curve: about as many as a screen has pixels. Beyond, every second is left
-out."""
+"""The maximum number of points of a curve, about as many as a screen has pixels. When a curve has
+more points, every second point is removed."""
 
 Point = tuple[float, int, float | None]
 """Seconds since the run began, the step, and the seconds for each step since the point before. None:
@@ -21,7 +21,8 @@ class Curve:
     def __init__(self) -> None:
         self.points: list[Point] = []
         self.version = 0
-        """Another number means that the points are others, and not only more."""
+        """This number changes when earlier points were removed. If it stays the same, points were
+        only appended."""
         self._stride = 1
         self._taken = self._changes = 0
         self._last: Sample | None = None

@@ -10,10 +10,10 @@ from tft.dashboard.page import Message, Page, encoded
 from tft.dashboard.view import View
 
 WAITING = 40
-"""The most messages that wait for one browser: 20 s of them. A browser that has not taken the first
-of them by then is dropped. It begins anew when it connects again."""
+"""The maximum number of messages that wait for one browser, the messages of 20 s. A browser that
+falls further behind is disconnected. It gets the whole page when it connects again."""
 MOST = 100
-"""The most browsers at once."""
+"""The maximum number of browsers that are connected at the same time."""
 
 
 class Client:
@@ -24,7 +24,7 @@ class Client:
     def __init__(self) -> None:
         self._messages: asyncio.Queue[bytes] = asyncio.Queue(WAITING)
         self.dropped = asyncio.Event()
-        """Set when the browser is too slow."""
+        """Set when the browser is disconnected, because it reads too slowly."""
 
     def offer(self, message: bytes) -> None:
         """

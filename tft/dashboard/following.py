@@ -25,16 +25,16 @@ from tft.report.sentences import ending, next_steps
 from tft.sentences import remark_text
 
 EVERY = 0.5
-"""Seconds between two views, if nothing happens. `tft top` shows as many."""
+"""Seconds between two views of the page, if nothing happens. `tft top` uses the same interval."""
 SOONEST = 0.05
 """The least time in seconds between two views when the controller sends orders."""
 _SHARE = 4.0
-"""A view is made at most once in so many times of the processor time that it takes, because the same
-thread must take the heartbeats."""
+"""The pause after a view, as a multiple of the processor time that making the view took. The same
+thread must receive the heartbeats in the pause."""
 _AGAIN = 1.0
-"""Seconds between two looks at a run directory that cannot be read, or whose job is over."""
+"""Seconds between two attempts to read a run directory that cannot be read or whose job is over."""
 _RECORDS = 5.0
-"""Seconds between two looks at the processes of this machine."""
+"""Seconds between two checks whether processes of the job live on this machine."""
 
 Show = Callable[[View], None]
 

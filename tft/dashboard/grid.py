@@ -20,7 +20,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "o": ("left out", "Takes no part: the job goes on without it, or is over."),
     "u": ("not known", "Nothing is heard: the page has just begun, or no broker answers."),
 }
-"""By letter of a state: its name, and what it means."""
+"""Maps the letter of a state to the name and the meaning of the state."""
 _ODD = {"silent": "x", "stopped": "z", "outside": "w", "behind": "b"}
 
 
@@ -33,15 +33,16 @@ class NodeRow:
     node: int
     host: str
     ranks: str
-    """The ranks of the node as stretches, such as `0-7, 12`."""
+    """The ranks of the node, written as ranges such as `0-7, 12`."""
 
 
 def codes(
     facts: Facts, world: int, slow: Iterable[int], behind: Iterable[int], *, heard: bool
 ) -> str:
     """
-    Return the letters of all ranks, in their order. What is marked later counts more. `heard` is False as long as heartbeats cannot
-    have arrived; then a missing heartbeat says nothing.
+    Return the letters of all ranks, in the order of the ranks. If a rank has several states, the
+    state that is marked last counts. `heard` is False as long as heartbeats cannot have arrived;
+    then a missing heartbeat does not mean that the rank is silent.
     """
     found = bytearray(b"u" * world)
 
@@ -97,7 +98,7 @@ def changes(before: str, after: str) -> list[tuple[int, str]]:
 
 def reasons(facts: Facts) -> list[Oddity]:
     """
-    Return the ranks that stand out one by one. Ranks without a heartbeat are told together
-    elsewhere, because a lost node has many.
+    Return the ranks that stand out, one by one. Leave out ranks without a heartbeat: another part
+    of the page lists them together, because a lost node has many.
     """
     return [odd for odd in oddities(facts) if odd.kind != "silent"]

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SECTIONS = ("head", "numbers", "incident", "ranks", "slow", "goodput", "past", "parts")
-"""The parts of the page that are sent again when they change, each a template of this name."""
+"""The names of the parts of the page that are sent again when they change. Each part has a template
+of the same name."""
 MANY = 50
-"""The most entries of a list on the page. `tft report` has all."""
-_NAMED = 60  # ranks of one state that are named
+"""The maximum number of entries of a list on the page. `tft report` shows all entries."""
+_NAMED = 60  # the maximum number of ranks of one state that the page lists by number
 LOW = 0.05
 """The share of a disk below which its free space counts as little."""
 _SIGNS = {"healthy": "✓", "busy": "…", "trouble": "✗", "over": "■"}
 
 _NOTHING: Facts = {"state": "", "command": (), "parts": None, "open_incident": None}
-"""The facts that the templates ask for, while they are not known."""
+"""The values of the facts that the templates use, while nothing is known about the job."""
 
 Message = dict[str, Any]  # Any: JSON
 
@@ -87,7 +88,7 @@ class Page:
         self._sections: dict[str, str] = {}
         self._view: View | None = None
         self._points = 0
-        """How many points of the curves were sent."""
+        """The number of points of the curves that were sent to browsers so far."""
 
     @property
     def view(self) -> View | None:

@@ -15,15 +15,17 @@ from tft.sentences import remark_text
 @dataclass(slots=True, kw_only=True)
 class Remarks:
     """
-    Which ranks are slow, and which hold up the job, as the controller has written it.
+    The ranks that are slow, and the ranks that hold up the job, as the controller has written it to
+    the file of the remarks.
     """
 
     path: Path
     """The file with the remarks, which is followed while the controller writes it."""
     slow: dict[int, str] = field(default_factory=dict)
-    """By rank that is slow: a sentence."""
+    """For each slow rank: a sentence about it."""
     behind: dict[int, str] = field(default_factory=dict)
-    """By rank that holds up the job: a sentence. The caller clears it when the job goes on."""
+    """For each rank that holds up the job: a sentence about it. The caller clears these sentences
+    when the job continues."""
     _run: str = ""
     _place: int = 0
 

@@ -27,12 +27,12 @@ from tft.report.sentences import moment
 from tft.sentences import incident_sentence, what_happened
 
 LATELY = 300.0
-"""Seconds over which the page shows the goodput of now."""
+"""The time in seconds over which the page computes the present goodput."""
 _GOODPUT = 2.0
 """Seconds between two computations of the goodput. It changes slowly."""
 _SHARE = 50.0
-"""The goodput of a run of weeks takes a second to compute: it is computed at most once in so many
-times of what it has taken."""
+"""The pause between two computations of the goodput, as a multiple of the time that one takes. For
+a run of weeks, one takes a second."""
 
 Entry = dict[str, Any]  # Any: JSON
 
@@ -40,7 +40,7 @@ Entry = dict[str, Any]  # Any: JSON
 @dataclass(slots=True, kw_only=True)
 class _Told:
     """
-    What was made of the closed incidents. Each is made once.
+    The parts of the page about closed incidents. Each part is made only once.
     """
 
     known: dict[int, Known] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class RunFollower:
         """
         try:
             report = gather(self.records.run_dir)
-        except UsageError:  # nothing is there yet
+        except UsageError:  # the directory has no records of a run yet
             return
         ours = self._is_ours(report.runs[-1].progress.run) if report.runs else False
         earlier = report.runs[:-1] if ours else report.runs
@@ -225,8 +225,8 @@ class RunFollower:
                 self._places.setdefault(rank, joined.node)
         for seen in facts["ranks"]:
             self._places[seen["rank"]] = seen["node"]
-        # each agent sends a heartbeat ten times a second: after a second of connection, a missing
-        # one means something
+        # each agent sends ten heartbeats in a second: a node that has sent none in the first second
+        # of the connection is silent
         now = self._clock.now()
         if not watch.broker:
             self._reached = 0.0

@@ -20,7 +20,7 @@ class Stage:
     state: str
     means: str
     seconds: float | None
-    """How long it took. None: it is the present state."""
+    """How long the job was in this state. None: the job is still in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class Past:
 
     number: int
     run: int
-    """The run in which it was, from 1: `tft run --resume` begins another one."""
+    """The number of the run in which the incident happened, from 1. Each `tft run --resume` begins
+    a new run."""
     when: str
     sentence: str
 
@@ -43,7 +44,7 @@ class Spent:
     """
 
     share: float
-    """The goodput of all runs together."""
+    """The goodput (share of the time in which steps were trained) of all runs together."""
     wall: float
     """The time of all runs in seconds."""
     lately: float
@@ -61,7 +62,7 @@ class Disk:
 
     free: int
     size: int
-    """Both in bytes."""
+    """`free` and `size` of the disk in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,8 @@ class Ranks:
     """
 
     codes: str
-    """A letter for each rank, see `tft.dashboard.grid.STATES`."""
+    """The state of each rank as one letter (see `tft.dashboard.grid.STATES`), in the order of the
+    ranks."""
     rows: Sequence[NodeRow]
 
 
@@ -94,13 +96,15 @@ class View:
     name: str
     """The name of the run directory."""
     mood: str
-    """`healthy`, `busy`, `trouble` or `over`."""
+    """How the job is: `healthy`, `busy`, `trouble` or `over`. This selects the color and the
+    sign."""
     title: str
     """The state of the job, in a few words."""
     trouble: str = ""
-    """What is wrong with the job or with the look at it, as a sentence."""
+    """A sentence that says what is wrong with the job, or why the page cannot see the job. Empty:
+    nothing is wrong."""
     facts: Facts | None = None
-    """What `tft status --json` says. None: nothing is known."""
+    """The facts that `tft status --json` prints. None: nothing is known about the job."""
     stages: Sequence[Stage] = ()
     past: Sequence[Past] = ()
     spent: Spent | None = None
@@ -110,4 +114,4 @@ class View:
     ranks: Ranks = field(default_factory=lambda: Ranks(codes="", rows=()))
     curves: Curves = field(default_factory=lambda: Curves(points=(), version=(0, 0)))
     advice: Sequence[str] = ()
-    """After the end of the job: what to do now."""
+    """Sentences that say what to do after the end of the job. Empty while the job runs."""

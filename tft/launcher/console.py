@@ -97,11 +97,11 @@ class LiveConsole:
         self._losses = Losses(run_dir)
         self._parts: Sequence[Part] = ()
         self._drawn = b""
-        """The line that stands in the terminal now. Empty: none."""
+        """The progress line that the terminal shows now. Empty: it shows none."""
         self._whole = True
-        """True if the last output has ended its line."""
+        """True if the last output of the job ended with a line end."""
         self._lost = False
-        """True if the terminal takes no output any more."""
+        """True if writing to the terminal has failed, because it is gone."""
         self._saved: dict[int, int] = {}
         self._terminal = self._reading = -1
         self._waking = (-1, -1)
@@ -209,7 +209,7 @@ class LiveConsole:
         """
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
-        except OSError:  # it is not the terminal of this session, so no shell reads from it
+        except OSError:  # this terminal does not control the session, so no shell waits at it
             return True
 
     def _write(self, output: bytes) -> None:
@@ -217,7 +217,7 @@ class LiveConsole:
         while rest and not self._lost:
             try:
                 rest = rest[os.write(self._terminal, rest) :]
-            except BlockingIOError:  # another program has made the terminal so
+            except BlockingIOError:  # another program has set the terminal to non-blocking mode
                 select.select([], [self._terminal], [])
             except OSError:
                 # the terminal is gone: its output is read on, so that nobody who writes waits

@@ -35,7 +35,7 @@ FRESH = 3.0
 """Seconds without a message after which a part counts as silent. An agent sends ten heartbeats in a
 second, and a controller a `Lead` each second."""
 _SPAN = 10.0
-"""Step times are means over the steps of the last so many seconds."""
+"""The time in seconds over whose steps the mean step time is computed."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
 _PAUSE = 0.05  # seconds; in a large job a message comes each millisecond, and a check takes longer
 _HEALTHY = str(State.HEALTHY)
@@ -45,7 +45,7 @@ _RANK = re.compile(r"rank\.(\d+)/(\d+)\.(\d+)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeen:
     """
-    What a look knows of one rank.
+    The newest known state of one rank.
     """
 
     node: int
@@ -86,18 +86,20 @@ def pace(ranks: Collection[RankSeen]) -> Pace:
 
 class Watch:
     """
-    What a look has heard of a job until now.
+    The state of a running job, as far as this process has received it in messages of the job. For
+    example, `tft status` and `tft top` look at a job in this way.
     """
 
     def __init__(self) -> None:
         self.lead: Lead | None = None
-        """The newest `Lead` of the controller with the highest epoch."""
+        """The newest message `Lead` of the leading controller, which has the highest epoch."""
         self.notices: tuple[Notice, ...] = ()
-        """The last sentences of this controller for people, the oldest first."""
+        """The last sentences for people from the leading controller, the oldest first."""
         self.broker = False
         """True while this process is connected to the broker."""
         self.odd = ""
-        """The last sentence about a refused connection or a message that is not understood."""
+        """A sentence about the last refused connection or message that could not be read. Empty:
+        none."""
         self.news = asyncio.Event()
         """Set whenever a message of the job arrives."""
         self.orders = asyncio.Event()
@@ -122,7 +124,7 @@ class Watch:
                         self.orders.set()
                     self.lead, self._led = lead, self._clock.now()
                     if lead.state != _HEALTHY:
-                        self._steps.clear()  # the time of an incident is not that of a step
+                        self._steps.clear()  # the time to the next step includes the incident
             case News(epoch=epoch, notices=notices):
                 if self.lead is None or epoch >= self.lead.epoch:
                     self.notices = notices
@@ -257,7 +259,7 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
             await asyncio.wait(duties)
         for duty in duties:
             if not duty.cancelled():
-                duty.result()  # raises what has ended it
+                duty.result()  # raises the exception of a failed task
 
 
 async def look(

@@ -1,6 +1,6 @@
 """
-What a console is told about the progress of a job: one line, made from a look at the job. On a
-terminal this line is drawn again and again, and without a terminal it is printed now and then.
+Makes one line about the progress of a running job, for a console. On a terminal this line is drawn
+again and again. Without a terminal it is printed from time to time.
 """
 
 import asyncio
@@ -31,9 +31,11 @@ a thousand ranks takes a tenth of a core."""
 _RARELY = 5.0  # seconds between two looks at a large job
 _LOOK = 3.0  # the longest time of a look in seconds
 _THREADS = 4
-"""The number of threads that must be startable before a look: it needs two."""
+"""How many threads the system must be able to start before the job is looked at. A look needs
+two."""
 _STANDS, _STEPS = 3.0, 3
-"""A line says that nothing moves after so many seconds, and after the time of so many steps."""
+"""A line says that the job makes no progress if the last progress is longer ago than `_STANDS`
+seconds, and longer than `_STEPS` steps usually take."""
 _TAIL = 4096
 """The number of bytes at the end of a file of records in which its last row is looked for."""
 _TRAINS = (str(State.HEALTHY), str(State.PAUSING))
@@ -55,7 +57,8 @@ class Display(Protocol):
     """
 
     live: bool
-    """True if a new line replaces the one before, so that it may be shown often."""
+    """True if a new line is drawn over the previous line, as in a terminal. Then lines are shown
+    often."""
 
     def show(self, parts: Sequence[Part]) -> None:
         """
@@ -169,7 +172,7 @@ async def show_progress(
     for interval in repeat(_RARELY) if display.live else _intervals(every):
         await asyncio.sleep(interval)
         if not can_start_threads(_THREADS):
-            continue  # a look would end this process, and the job with it
+            continue  # without threads, looking at the job would end this process and so the job
         # only a look: a log needs no process that listens to every heartbeat of a large job
         async with watching(there) as watch:
             await look(watch, range(nodes), 0.0, min(_LOOK, interval))
@@ -221,6 +224,6 @@ def _last_loss(path: Path) -> float | None:
         try:
             loss = float(json.loads(row)["loss"])
         except (ValueError, KeyError, TypeError, OverflowError):
-            continue  # a row about something else, or the first one, which was cut off
+            continue  # a row without a loss, or the first row read, whose beginning is missing
         return loss if math.isfinite(loss) else None
     return None

@@ -227,7 +227,7 @@ def _is_held(run_dir: Path) -> bool:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # it has gone, may not be read, or the file system has no locks
+        except OSError:  # the file is gone or unreadable, or the file system has no locks
             continue
     return False
 
@@ -241,7 +241,7 @@ def _began(pid: int) -> float | None:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    if fields[0] in "ZX":  # it has ended, and its parent has not noticed yet
+    if fields[0] in "ZX":  # the process has ended, and its parent has not reaped it yet
         return None
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     # in seconds since 1970, because it is compared with the times of files

@@ -1,6 +1,7 @@
 """
-What an operator is told of a job: facts for programs, and which ranks stand out. The facts come
-from the records of the run, from its story, and from a look at the running job.
+Collects the facts about a job that commands such as `tft status` show, and finds the ranks that
+stand out. The facts come from the records of the run, from its story (the record of all events),
+and from messages of the running job.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,11 @@ _BEHIND = 2
 """Steps that a rank must be behind the fastest to stand out. Nodes do not send their heartbeats at
 the same moment, so a difference of one step means nothing."""
 _STANDS = 1.0
-"""Seconds without progress, or behind the fastest rank, below which no rank stands out."""
+"""A rank that is less than this many seconds without progress, or behind the fastest rank, is never
+listed as one that stands out."""
 _STEPS = 3
-"""A rank stands out that has made no progress for so many steps, while another rank has."""
+"""If a rank has made no progress for the time of this many steps, while another rank has, the rank
+is listed as one that stands out."""
 
 MEANS = {
     "unknown": "no controller leads the job",
@@ -37,7 +40,8 @@ MEANS = {
     "exiting": "the ranks are leaving",
     "ended": "no rank is left",
 }
-"""What the states of a job mean, in a few words. `docs/reference/machine.md` says more."""
+"""The meaning of each state of a job in a few words. `docs/reference/machine.md` explains the
+states."""
 
 Facts = dict[str, Any]  # Any: JSON
 

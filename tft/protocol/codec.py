@@ -175,7 +175,8 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: lists and dicts as in `came`
+# Any: `known` has the same nested lists and dicts as `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:
     """
     Return a text about an error in received fields that msgspec does not detect, or None if there
     is no such error.

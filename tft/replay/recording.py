@@ -41,7 +41,7 @@ _WAIT = 10.0
 which a controller counts as hanging. It is long enough that a controller that gives up and is started
 again does not use up its restarts (`Restarts`)."""
 _AGAIN = 0.1
-"""How many seconds pass until a write is tried again."""
+"""The pause in seconds before a failed write is tried again."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
 """The classes of the events that the controller itself creates, by class name. All other events are

@@ -80,7 +80,8 @@ these events out, because other lines of the timeline show the same facts."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
-"""Names of fields of messages that the timeline does not show."""
+"""The names of those fields of messages that the timeline leaves out, because its lines show them
+in other ways or nobody needs them."""
 LONG = 100
 """The maximum number of characters that the timeline shows of one long text, such as the value of a
 field of a message."""

@@ -537,9 +537,9 @@ class AdaptorSpecs:
         Return the losses and gradient norms of the present step, and begin to record those of the
         next step.
 
-        The hook is called on the training thread when an update window is about to open. If an
-        attempt at the step is interrupted before that, drop its numbers in `tft_rollback`. Drop
-        those of the tail of a step in `tft_end_step`.
+        The hook is called on the training thread when an update window is about to open. If a step
+        is interrupted before that, drop its losses and norms in `tft_rollback`. A backward pass in
+        the tail of a step (after the update window) also gives losses: drop them in `tft_end_step`.
 
         The hook is needed if the adaptor has `tft_watch_numbers`.
         """

@@ -72,7 +72,7 @@ class ScriptedState:
     Ranks that hold the same shard must have equal descriptions."""
     shards: tuple[str, ...] = ()
     odd: dict[int, str] = field(default_factory=dict)
-    """The ranks from which this rank cannot fetch, with the reason."""
+    """By rank from which this rank cannot fetch shards: the reason."""
 
 
 @dataclass(slots=True)

@@ -165,7 +165,7 @@ class Script:
     """The ranks that were interrupted in their all-reduces, so that they cannot finish the step
     that the other ranks finish."""
     muted: set[tuple[int, OrderName]] = field(default_factory=set)
-    """Pairs of a rank and an order that the rank never answers."""
+    """Pairs of a rank and the name of an order. The rank never answers this order."""
     failures: dict[tuple[int, OrderName], list[str]] = field(default_factory=dict)
     """By rank and order: the failure texts of the rank's first answers to the order. After these
     answers the order succeeds."""

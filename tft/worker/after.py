@@ -135,7 +135,7 @@ class AfterPhase:
     ) -> None:
         self.functions = functions
         self.running = False
-        """True while a function runs."""
+        """True while a function of `session.after_step` runs."""
         self._records = records
         self._digests = digests
         self._called = called

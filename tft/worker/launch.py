@@ -88,7 +88,7 @@ class _ScriptEnd:
 
     def __init__(self) -> None:
         self.reached = False
-        """True if the script has ended without an error."""
+        """True if the script has returned or has called `sys.exit` without an error."""
         self._page: Page | None = None
         self._incarnation = 0
 

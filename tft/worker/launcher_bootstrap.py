@@ -123,7 +123,8 @@ def started_as(python: Sequence[str], file: str | None) -> list[str]:
 
 def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
     """
-    Return the first options of the command `tft run` by which this process replaces itself.
+    Return the options about nodes, ranks and the broker for `tft run`. This process of a launcher
+    turns itself into `tft run` with an exec call, and that `tft run` starts the script again.
     """
     words = [
         *("--nnodes", str(launcher.world), "--node-rank", str(launcher.rank)),

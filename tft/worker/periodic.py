@@ -36,7 +36,7 @@ from tft.worker.saving import Saving, Write
 log = structlog.get_logger()
 
 Digests = dict[str, dict[str, str]]
-"""Digests by shard and part."""
+"""Maps each shard and each part of the shard to a digest."""
 
 _COPYING = 600.0
 """The time in seconds that the copy in memory may take before the training thread counts as
@@ -181,9 +181,10 @@ class Periodic:
         self._turn = threading.Condition()
         self._part: _Part | None = None
         self._round = (0, 0)
-        """Incident and round of the last RESUME order."""
+        """The incident and the round (attempt) of the last order to resume training."""
         self._staged = (0, self._round)
-        """The step that was staged last, and the round in which that was."""
+        """The last step that was copied for a checkpoint, and the incident and round of that
+        time."""
         self._in_loop = False
         self._threads: set[str] = set()
         """The names of the threads that were started."""

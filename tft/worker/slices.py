@@ -91,7 +91,8 @@ class Slices:
     @property
     def listable(self) -> bool:
         """
-        True if the adaptor can list the memory of shards.
+        True if the adaptor has the hook `tft_slices`, which lists the buffers of a shard. Without
+        it no slices are digested.
         """
         return self._list is not None
 

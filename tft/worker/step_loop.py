@@ -435,8 +435,8 @@ class StepLoop:
 
     def contributing(self) -> None:
         """
-        Capture the rank-local state, because from now on the other ranks can finish the step
-        without this rank.
+        Write the rank-local state to the page (the memory that the agent reads), because from now
+        on the other ranks can finish the step without this rank.
 
         The adaptor calls this in every step, perhaps more than once (see `tft_watch`).
         """
@@ -444,7 +444,7 @@ class StepLoop:
         local_state = self.hooks.capture(closing=False)
         if step == present.step:
             if local_state == present.contributed:
-                return  # the page has this state already, from an earlier call in this step
+                return  # an earlier call in this step has written the same state to the page
             self.page.varies()
         present.step, present.contributed = step, local_state
         self.page.capture(step, local_state, False)

@@ -38,17 +38,17 @@ class _Waiting:
     """Prepares this process for the rank that its environment names."""
     priority: LowPriority
     environment: dict[str, str]
-    """The environment before the script ran."""
+    """The environment variables of this process before its script ran."""
     outputs: dict[int, int]
     """The inode numbers of stdout and stderr before the script ran, by file descriptor."""
 
 
 _waiting: _Waiting | None = None
-"""None in a process that has its rank."""
+"""What this warm process keeps until it gets a rank. None if this process already has its rank."""
 _joining = False
 """True while the session of this process joins the job, after the process has got its rank."""
 _taking = threading.RLock()
-"""This lock is held while the session waits for its rank, because several threads may use it."""
+"""Held while the session waits for its rank, because several threads may use the session."""
 
 
 def wait_in_session(channel: socket.socket, begin: Callable[[], None]) -> None:

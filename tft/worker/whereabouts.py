@@ -15,7 +15,8 @@ _LIBRARIES = tuple(
 _FRAMES = 40
 """The number of innermost frames of a stack that are described."""
 _EXTENSIONS = "tft_"
-"""How the names of adaptors and plugins begin. An editable installation has them elsewhere."""
+"""The beginning of the module names of adaptors and plugins. They are recognized by name, because
+in an editable installation their files are not in `_LIBRARIES`."""
 
 
 def stack_of(thread: int) -> tuple[str, str]:

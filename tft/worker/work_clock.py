@@ -31,18 +31,19 @@ class WorkClock:
     def __init__(self, page: Page) -> None:
         self._page = page
         self.meter: WorkMeter | None = None
-        """Tells how long the training thread waits, and when it computes. None: the adaptor cannot
-        tell, so nothing is measured."""
+        """The adaptor's object that measures how long the training thread waits and computes. None:
+        the adaptor has no such object, so nothing is measured."""
         self._began = 0.0
         """The time at which the step began. 0.0: the step is not measured."""
         self._before = 0.0
-        """What the meter told when the step began."""
+        """The total waiting time of the meter (`WorkMeter.waited`) when the step began."""
         self._computing = 0.0
         """The time at which the first forward pass of the step began, or 0.0."""
         self._input_waits = 0.0
-        """How long the thread waited between `_began` and `_computing`."""
+        """How long the training thread waited for other ranks between `_began` and `_computing`."""
         self._arrived = self._opened = 0.0
-        """The times at which the thread arrived at the update window, and at which this opened."""
+        """The times at which the training thread reached the update window, and at which the window
+        opened."""
         self._compute_waits = self._opening_waits = 0.0
         """How long the thread waited between `_began` and `_arrived`, and until `_opened`."""
 

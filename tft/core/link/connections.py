@@ -25,8 +25,9 @@ FRESH = 1.0
 """The longest time in seconds between the last heartbeat of a node and the end of its connections,
 if the processes were killed. Agents send ten heartbeats in a second."""
 BLOCKED = 0.25
-"""If the controller has looked for lost nodes longer ago than this, in seconds, it has not run. Then
-processes may have connected again, and the controller has not read this yet."""
+"""The longest normal time, in seconds, between two calls of `lost`. After a longer time, the
+controller's process was blocked or stopped. Nodes may have connected again meanwhile without the
+controller having read it, so the wait for them starts again."""
 
 AGENT, LAUNCHER, RANK = "node", "run", "rank"
 """How the names of an agent, a launcher and a rank on the bus begin. A dot and the number of the
@@ -46,7 +47,8 @@ class Connections:
         self._present: set[tuple[str, int, str]] = set()
         self._heard: dict[int, float] = {}
         self._cut: dict[int, float] = {}
-        """By node whose agent is gone: when the last of its processes was found to be gone."""
+        """For each node whose agent is gone: the time at which the last connected process of the
+        node was found to be gone, too."""
         self._looked = 0.0
 
     def present(self, sender: str) -> None:

@@ -24,14 +24,14 @@ ANSWER = 0.3
 """The time in seconds without a further answer after which no more answers are waited for. The
 control threads of ranks need milliseconds."""
 LONGER = 1.25
-"""If the job has stood still before and has then gone on by itself, as in an evaluation, ranks are
-asked only after so many times the longest of these times."""
+"""If the job stood still earlier and then continued by itself, as in an evaluation, ranks are asked
+only after `LONGER` times the longest such time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odd:
     """
-    A rank that holds up others, as far as is known.
+    A rank that probably holds up other ranks.
     """
 
     rank: int
@@ -63,16 +63,17 @@ class Standstill:
         self._moved = NewestMove()
         """The time of the last progress of any rank, by the clock of the controller."""
         self._longest = 0.0
-        """The longest standstill that has ended by itself."""
+        """The duration of the longest standstill so far that ended without an incident, in
+        seconds."""
         self._asked = False
-        """True if the ranks were asked about the present standstill."""
+        """True if the ranks were asked in the present standstill where they stand."""
         self._newest_answer = 0.0
         self._silence: float | None = None
         """How long no rank had made progress when the ranks were asked. None: there is no question,
         or its finding was returned."""
         self._answers: dict[int, Whereabouts] = {}
         self.number = 0
-        """The number of the last question."""
+        """The number of the last question to the ranks. Answers repeat this number."""
 
     def resumed(self, at: float) -> None:
         """

@@ -101,7 +101,7 @@ class Terms:
     """The ranks that have lost their process in this incident. A rank stays in this set when it
     gets another process."""
     flapping: Mapping[int, str] = field(default_factory=dict)
-    """By rank that has caused too many incidents lately: a sentence that says so."""
+    """For each rank that has caused too many incidents lately: a sentence that says this."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """By strategy that was followed and did not help, or that a plugin has excluded: the reason why
     the strategy is not possible any more."""
