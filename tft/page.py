@@ -494,7 +494,7 @@ class Page:
             update=times[2],
             waited=times[3],
         )
-        # the stamp is read last: if the rank has begun to overwrite the entry, it is another one
+        # compare the stamp last: it differs if the rank has begun to overwrite the entry
         return work if self._words[start] == number + 1 else None
 
     def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:

@@ -35,7 +35,8 @@ class Pulse:
 
     def close(self) -> None:
         """
-        Write no more: the process ends by itself, and may take its time. Only for `beat_in_loop`.
+        Stop the signs of life without being counted as hanging, because the process is about to
+        end. Only for `beat_in_loop`.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -63,7 +64,8 @@ class Pulse:
             rest.wait(BEAT)
 
     def _beat(self) -> None:
-        # a full pipe is a sign of life too, and if the parent has ended, this process ends as well
+        # ignore errors: a full pipe also shows that this process lives, and if the parent has
+        # ended, this process ends as well
         with suppress(OSError):
             os.write(self._descriptor, BYTE)
 
@@ -116,7 +118,7 @@ class PulseWatch:
 
     def _late(self, due: float) -> None:
         if self._read():
-            return  # this process itself has not run, and the bytes have waited in the pipe
+            return  # this process itself was stopped, and bytes have arrived meanwhile
         if self._loop.time() - due > BEAT:
             # neither this process nor perhaps the other one has run, as when a container is frozen
             self._await()

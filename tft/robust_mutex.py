@@ -82,8 +82,8 @@ class RobustMutex:
 
     def close(self) -> None:
         """
-        Let go of the memory. If this thread holds the mutex, it is released: the C library keeps a
-        list of the mutexes of a thread, and would read memory that is no longer there.
+        Unmap the memory. If this thread holds the mutex, release it first: the C library keeps a
+        list of the mutexes that a thread holds, and would otherwise read the unmapped memory.
         """
         if self._holder == threading.get_ident():
             self._library.pthread_mutex_unlock(self._address)

@@ -157,7 +157,8 @@ def _faults(faults: Sequence[Entry]) -> list[str]:
         ranks = sorted({rank for rank in found if rank is not None})
         was, its = ("was", "its") if len(ranks) == 1 else ("were", "their")
         text = verb.format(was=was, its=its) if ranks else verb
-        # the process of one rank is named; a text with many processes could not be read
+        # name the process only if there is one rank: with many processes, nobody could read the
+        # text
         process = places[verb, step] if len(ranks) == 1 else ""
         who = f"{ranks_of(ranks)}{process} " if ranks else ""
         told.append(f"{who}{text}" + (f" in step {step}" if step else ""))
@@ -288,15 +289,16 @@ def incident_story(incident: Entry) -> str:
 
 def why_not(incident: Entry) -> list[str]:
     """
-    Return why the strategies before the one that was followed were not possible.
+    Return for each strategy that tft had tried to use before the one it followed: why this strategy
+    was not possible.
     """
     return [f"not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
 
 
 def comes_again(incidents: Sequence[Entry]) -> bool:
     """
-    Return whether the last of these incidents was an error of the script that comes again until the
-    script is changed: tft has refused what the script asked for (`UsageError`).
+    Return whether the last of these incidents ended the job with an error that will happen again
+    until the script is changed: tft has refused something that the script does (`UsageError`).
     """
     last = incidents[-1] if incidents else None
     if last is None or last["strategy"] not in ("dump", "exit"):

@@ -28,7 +28,7 @@ class Agreed:
 
     def __init__(self, place: Path, rank: int) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        # without a number of processes, the file stays when all of them have ended
+        # with -1 as the number of processes, torch does not delete the file when the processes end
         self._store = FileStore(str(place / "agreed"), -1)
         self._store.set_timeout(_LIMIT)
         self._rank = rank

@@ -87,8 +87,9 @@ class Writer(Callback):  # type: ignore[misc]  # it has no types here
     @contextmanager
     def among(self, callbacks: list[Callback]) -> Iterator[None]:
         """
-        Add this callback to `callbacks` for the `with` block, before those that write checkpoints.
-        The block is left as soon as the checkpoint is written.
+        Add this callback to `callbacks` for the `with` block, before callbacks that write
+        checkpoints. When this callback has written the checkpoint, it leaves the block with an
+        exception.
         """
         kinds = [isinstance(each, Checkpoint) for each in callbacks]
         callbacks.insert(kinds.index(True) if True in kinds else len(callbacks), self)

@@ -129,7 +129,8 @@ def _restore(loader: Any, noted: dict[str, Any]) -> None:
     if not noted["made"]:
         loader._iterator = None
     elif loader._iterator is None:
-        # an iterator with workers that stay draws numbers once, when it is made
+        # An iterator with persistent workers draws random numbers once, when it is made. Make it
+        # now, and restore the generators and states that this changes.
         drawn = generators()
         loader._iterator = loader._get_iterator()
         restore(drawn)

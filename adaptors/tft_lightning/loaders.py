@@ -106,7 +106,8 @@ class Reader:
             if first is None:
                 self.owners.put_back(loaded["now"])
             elif self._reaches(first):
-                # with workers, the sampler is further than the batches, and goes on there
+                # with worker processes, the sampler has already drawn the indices of later batches:
+                # do not set the sampler back
                 self.owners.put_back(loaded["now"], samplers=not self.loader.num_workers)
         if first is None:
             self._before = {"iterator": self.owners.noted()}
@@ -162,7 +163,7 @@ class Reader:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Take over the result of `state`.
+        Store a result of `state`. It is restored when the next iterator begins.
         """
         self._before = {name: kept for name, kept in state.items() if name in ("iterator", "first")}
         self._loaded = {name: state[name] for name in ("last", "now")}

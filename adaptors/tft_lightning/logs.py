@@ -93,7 +93,8 @@ def continue_log(logger: Logger, agree: Callable[[Any], Any], incarnation: int, 
         logger._wandb_init["id"] = logger._id = logger._wandb_init.get("id") or run
         logger._wandb_init["resume"] = "allow"
     if isinstance(logger, TensorBoardLogger) and incarnation:
-        # the files are named after the second in which they are made, so two could be the same
+        # TensorBoard names files after the second of their creation: without a suffix, the files of
+        # two processes could have the same name
         logger._kwargs.setdefault("filename_suffix", f".{incarnation}")
     if hasattr(logger, "_version"):
         logger._version = agree(logger.version if rank_zero_only.rank == 0 else None)

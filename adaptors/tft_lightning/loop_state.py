@@ -25,7 +25,7 @@ def noted_loops(trainer: Trainer) -> dict[str, Any]:
     """
     connector = trainer._logger_connector
     return {
-        # one text, because it takes far less time to pack than hundreds of numbers
+        # packed as one JSON text, because this takes far less time than hundreds of numbers
         "fit": json.dumps(_noted(trainer.fit_loop)),
         "should_stop": trainer.should_stop,
         "accumulate": trainer.accumulate_grad_batches,

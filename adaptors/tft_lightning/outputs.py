@@ -43,8 +43,8 @@ def _small(value: Any) -> tuple[Any] | None:
 
 class PartialOutput(dict[Any, Any]):
     """
-    A part of what `training_step` has returned. A question for something that was left out raises
-    `UsageError`, also through `get` and `in`, so that no callback takes it for absent.
+    A part of the dict that `training_step` has returned. Access to a value that was left out raises
+    `UsageError`, also with `get` and `in`. So no callback takes such a value for missing.
     """
 
     def __init__(self, kept: Mapping[Any, Any], left_out: Collection[Any]) -> None:

@@ -194,6 +194,7 @@ def _watched(owners: Mapping[str, object], watched: Watched) -> dict[str, Change
 
 def _copied(noted: Mapping[str, Any]) -> Any:
     """
-    Return a copy of what was noted, which does not change with the tensors of the object.
+    Return a copy of the noted values. Its tensors are copies, so later changes of the object's
+    tensors do not change them.
     """
     return tree_map_only(Tensor, Tensor.clone, dict(noted))

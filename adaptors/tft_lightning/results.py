@@ -78,7 +78,7 @@ def _noted(metric: Any) -> dict[str, Any]:
         "tensor": metric.is_tensor,
     }
     return {
-        # one text, because it takes less time to pack
+        # packed as one JSON text, because this takes less time
         "about": json.dumps(about),
         "state": {
             **state,
@@ -141,6 +141,7 @@ def restore_metrics(
             )
             setattr(metric, state, moved)
         metric._update_count = noted[name]["count"]
-        # an interrupted `compute` has left the states of all ranks in place of those of this rank
+        # an interrupted `compute` may have replaced the states of this rank by the states of all
+        # ranks, and marked the metric as synchronized
         metric._computed = metric._cache = None
         metric._is_synced = False

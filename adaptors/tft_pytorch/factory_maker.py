@@ -114,7 +114,7 @@ class FactoryMaker:
             return
         with _pretended(rank, world), undisturbed():
             made = self._make()
-            # raises UsageError if the user's function `make` has not returned a Made
+            # `Parts` raises UsageError if the user's function `make` has not returned a Made
             parts = Parts(made)
             learned(made.model)
             shards, self.column = parts.shards(), parts.column

@@ -114,7 +114,8 @@ class _Comparison:
         return None if numbers and there == here else name
 
     def _same(self, there: str, here: str) -> bool:
-        # two tensors must not have become one, nor one tensor two
+        # Names must map one to one: two tensors must not have become the same tensor, and one
+        # tensor must not have become two.
         if (
             self._names.setdefault(there, here) != here
             or self._back.setdefault(here, there) != there

@@ -100,7 +100,7 @@ def _is_alias(tensors: Mapping[str, Tensor], pair: Pair) -> bool:
 
 
 def _look(tensors: Mapping[str, Tensor], pair: Pair) -> _Seen:
-    # if the smaller tensor has not changed, then nothing that both have in common has changed
+    # the memory that both tensors share is part of the smaller tensor, so digest only that tensor
     smaller = min(pair, key=lambda name: tensors[name].numel())
     first, second = (_storage(tensors[name]) for name in pair)
     digest = xxhash.xxh3_128_intdigest(readable(smaller, tensors[smaller]).view)

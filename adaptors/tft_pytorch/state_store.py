@@ -586,7 +586,7 @@ class StateStore:
         """
         made = self._maker.made
         if not self._maker.lasting or made is None:
-            self._settle(shard, meta, tensors)  # `rebuild` puts it into the objects
+            self._settle(shard, meta, tensors)  # `rebuild` puts the content into the objects later
             return
         loading = {name for name, each in others_of(made).items() if not set_directly(each)}
         content = given(meta, tensors, loading)

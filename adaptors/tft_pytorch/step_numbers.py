@@ -208,7 +208,7 @@ class Watch:
         order of the parameters.
         """
         known = self._parameters
-        # the number of gradients fits, so comparing the first and the last is enough
+        # if there are as many tensors as parameters, comparing the first and the last one is enough
         if known and len(tensors) == len(known):
             return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
         gradients = self._gradients()

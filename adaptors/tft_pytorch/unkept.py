@@ -155,7 +155,7 @@ def _called(value: object) -> str:
 
 
 def _mark_of_tensor(value: Tensor) -> object:
-    # what has a graph was computed in this step, and the next one computes it again
+    # a tensor with an autograd graph was computed in this step, and the next step computes it again
     if value.grad_fn is not None or value.device.type == "meta":
         return None
     version = 0 if value.is_inference() else value._version

@@ -79,7 +79,7 @@ class WaitingTime:
         return self._total
 
     def __deepcopy__(self, memo: dict[int, object]) -> "WaitingTime":
-        # the user may copy a module while it has the hook: the copy is not watched
+        # the user may copy a module that has this object as a hook: do not watch the copy
         return WaitingTime()
 
     def __reduce__(self) -> tuple[type["WaitingTime"], tuple[()]]:

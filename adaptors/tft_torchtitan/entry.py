@@ -50,7 +50,7 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     if session.rank == 0 and session.world > 1:
         warn_of_single_copies(config)
     if config.debug.seed is not None:
-        # the seed of the weights is set in the Trainer; this is that of what training draws
+        # set the seed for the random numbers of training. The Trainer sets the seed of the weights
         torch.manual_seed(config.debug.seed)
     export = session.export()
     job = TitanJob(session, config, export)

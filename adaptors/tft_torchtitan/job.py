@@ -94,7 +94,8 @@ class TitanJob:
 
     def _settle(self, trainer: Any) -> None:  # Any: TorchTitan has no types
         """
-        Take over what the loop of TorchTitan does between two steps: `after` does it.
+        Keep TorchTitan's loop from logging, saving and validating between two steps, because the
+        method `after` does this. Before the first step, load the checkpoint to begin with.
         """
         processor, checkpointer = trainer.metrics_processor, trainer.checkpointer
         # TorchTitan asks its loader's workers for their position once in the interval of its

@@ -209,14 +209,15 @@ class Bookkeeping:
 
     def agree(self) -> None:
         """
-        Take over the latest entries of the log from the first rank that has all of them. All ranks
-        call this method at the same place.
+        Copy the newest log entries from the first rank that has all of them. The method uses
+        collectives, so all ranks must call it at the same place.
         """
         trainer = self._trainer
         own = trainer.state.log_history[self._agreed :]
         if not own and not self._missing:
             return
-        # an agreement may be repeated, and the rank that knew the entries may be lost since
+        # If this agreement is a repetition, use the entries of the first attempt. The rank that had
+        # them may be lost since then.
         place, entries = self._latest
         if place == self._agreed and len(entries) > len(own):
             own = entries

@@ -24,4 +24,4 @@ def preload() -> None:
         import tft_transformers.trainer  # noqa: F401
         from tft_transformers.local import attributes_of_trainers
 
-    attributes_of_trainers()  # reads the source of the Trainer
+    attributes_of_trainers()  # reads the source of the Trainer, and caches the result

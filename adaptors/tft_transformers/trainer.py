@@ -116,8 +116,8 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
                 lambda losses: own(losses, grad_norm, *arguments, learning_rate=learning_rate),
                 (grad_norm, learning_rate),
             )
-        # if other ranks have completed the step without this process, the loop here knows neither the
-        # norm of its gradients nor its learning rate
+        # Take gradient norm and learning rate from the bookkeeping. If other ranks have completed
+        # the step without this process, the loop in this process does not know them.
         self._afterwards(self._tr_loss, *training.book.facts, *arguments)
 
     def _afterwards(
@@ -172,7 +172,8 @@ def make_fault_tolerant(trainer: Any, session: Session, limit: float) -> None:
 
 class _FirstEpoch:
     """
-    The number of the epoch in which this process begins, as soon as it is known.
+    Stands for the number of the first epoch of this process. The number is read only when it is
+    used, because it is not known before.
     """
 
     def __init__(self, training: Training) -> None:

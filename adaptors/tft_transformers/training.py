@@ -515,8 +515,9 @@ def _wraps(trainer: Any, model: Any) -> Iterator[None]:
 @contextmanager
 def _gathered() -> Iterator[None]:
     """
-    Within the `with` block, the Trainer does not gather the losses of the ranks. It gets all of them
-    already, because at the end of a step no rank may wait for another one.
+    Replace the function by which the Trainer gathers losses from all ranks, within the `with`
+    block. The Trainer gets the losses of all ranks beforehand, because at the end of a step no rank
+    may wait for another rank.
     """
     gather = transformers.trainer.nested_gather
     transformers.trainer.nested_gather = lambda tensors, *more: tensors

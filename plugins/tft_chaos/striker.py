@@ -1,6 +1,6 @@
 """
-Carries out chaos in the process of one rank: installs hooks in the user's objects, and makes faults
-when the session calls the hooks for observers of the training (`tft_on_…`).
+Makes the faults of `--chaos` in the process of one rank: installs hooks in the user's objects, and
+makes faults when the session calls the hooks for observers of the training (`tft_on_…`).
 """
 
 import atexit

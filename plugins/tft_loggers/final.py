@@ -45,7 +45,8 @@ class Final:
 
     def reached(self, step: int) -> bool:
         """
-        Take in the last final step. Return True if the job has gone back.
+        Record `step` as the last final step. Return True if the job has gone back to an earlier
+        step than before.
         """
         back = step < self.step
         if back:

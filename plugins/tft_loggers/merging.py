@@ -30,7 +30,7 @@ class _RankFile:
         """
         Yield step, time and values of the rows that were not merged yet, up to the step `final`.
         """
-        # opened anew each time: so a network file system shows what was written elsewhere
+        # open the file each time, so that a network file system shows rows of other machines
         with self.path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self.offset:
                 self.offset = 0
@@ -177,7 +177,7 @@ def _mend(path: Path) -> int:
         os.truncate(path, whole)
     for line in reversed(content[:whole].splitlines()):
         row = _parsed(line)
-        # the steps only grow, but for the rows that come again
+        # steps increase from row to row, except for rows with the key `again`
         if row is not None and not json.loads(line).get("again"):
             return row[0]
     return -1

@@ -40,8 +40,8 @@ class _Row:
 
 class Sender:
     """
-    Sends rows to one logger, each once. How far it has come is in a file, so that the next process
-    goes on there.
+    Sends each row once to one logger. A file has the offset up to which rows were sent, so that the
+    next process continues there.
     """
 
     def __init__(self, name: str, job: str, run_dir: Path, opener: Open, *, persists: bool) -> None:
@@ -80,14 +80,14 @@ class Sender:
 
     def news(self) -> None:
         """
-        Say that the file has new rows.
+        Wake the thread of this logger, because the file has new rows.
         """
         self._news.set()
 
     def finish(self, result: str) -> None:
         """
-        Say that no more rows come. `result` is how the run has ended, or empty if that is not
-        known.
+        Let the thread end after the last rows, because no more rows come. `result` is the result of
+        the run, or empty if it is not known.
         """
         self._result = result
         self._over.set()
@@ -141,7 +141,8 @@ class Sender:
         while rows := self._rows(self._begin()):
             last = self._opened()
             self._offset = rows[-1].end
-            # if this process is killed before the logger has made these rows safe, it may have them
+            # Write the offset first. If this process is then killed, the next process knows that
+            # the logger may already have these rows.
             self._note()
             for row in rows:
                 if row.again or row.step > last:

@@ -201,8 +201,8 @@ class Supervisor:
 
     def _keep(self) -> None:
         """
-        Run the process again and again, until it ends by itself after the end of the job. If it has
-        died before, it is run once more then.
+        Run the process of the loggers, and start it again when it dies, until it has ended without
+        an error after the end of the job. After the end of the job it is started at most once more.
         """
         pause = FIRST
         while True:

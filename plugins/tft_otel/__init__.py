@@ -134,7 +134,8 @@ def _exporter(facts: Mapping[str, object]) -> "Exporter | None":
             from tft_otel.exporter import Exporter
 
             return Exporter(os.environ.get(VARIABLE), wanted, facts)
-        # the SDK reads many variables, and may refuse any of them
+        # the SDK reads many environment variables, and may raise an exception for a value of any of
+        # them
         except Exception as error:  # noqa: BLE001 (third-party code may raise any exception)
             why = f"{type(error).__name__}: {error}"
     log.warning("telemetry_not_exported", why=why)

@@ -59,7 +59,7 @@ class Exporter:
 
     def event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Take in an event of the controller.
+        Update the metrics by an event of the controller.
         """
         with self._lock:
             self._metrics.event(event, facts, time.monotonic())
@@ -71,7 +71,7 @@ class Exporter:
 
     def beat(self, node: int, ranks: Sequence[RankBeat]) -> None:
         """
-        Take in the heartbeat of a node.
+        Update the metrics by the heartbeat of a node.
         """
         with self._lock:
             self._metrics.beat(node, ranks, time.monotonic())

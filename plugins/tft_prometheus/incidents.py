@@ -61,7 +61,7 @@ class Incidents:
 
     def take(self, event: str, facts: Mapping[str, object], at: float) -> None:
         """
-        Take in an event of the controller that happened at the time `at`.
+        Update the counts by an event of the controller that happened at the time `at`.
         """
         match event, facts:
             case "fault", {"kind": str(kind), "incident": int(number)}:

@@ -96,7 +96,7 @@ class Health:
 @dataclass(slots=True)
 class _Job:
     """
-    What the last events have said about the job as a whole.
+    The facts about the whole job from the last events of the controller.
     """
 
     info: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +128,14 @@ class JobMetrics:
 
     def beat(self, node: int, ranks: Sequence[RankBeat], at: float) -> None:
         """
-        Take in the heartbeat of a node.
+        Update the numbers by the heartbeat of a node.
         """
         self._positions.heard(node, ranks, at)
 
     def event(self, event: str, facts: Mapping[str, object], at: float) -> None:
         """
-        Take in an event of the controller. Facts of another form than expected are ignored, because
-        other plugins may use the same names.
+        Update the numbers by an event of the controller. Facts of another form than expected are
+        ignored, because other plugins may use the same names.
         """
         count(self._events, event, MOST_EVENTS)
         self._incidents.take(event, facts, at)

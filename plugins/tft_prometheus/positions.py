@@ -138,7 +138,8 @@ class Positions:
 
     def heard(self, node: int, ranks: Sequence[RankBeat], at: float) -> None:
         """
-        Take in the heartbeat of a node. The cost grows with the ranks of this node only.
+        Update the positions by the heartbeat of a node. The cost grows only with the number of
+        ranks of this node.
         """
         training, lowest, highest, moved = 0, 1 << 62, -1, -math.inf
         for rank in ranks:
@@ -191,7 +192,7 @@ class Positions:
         were let train does not count, and neither does an announced phase, such as a checkpoint.
         """
         nodes = self._nodes.values()
-        # a phase that a rank had announced says nothing any more when the rank does not train
+        # an announced phase counts only while the rank trains
         last = [node.progress if node.training else node.seen for node in nodes]
         return max(0.0, at - max([self._resumed, *last]))
 

@@ -76,6 +76,6 @@ def _percent() -> float:
 
 @cache
 def _judge() -> Judge | None:
-    # one judge for each process of a controller
+    # cached, because each process of a controller needs exactly one judge
     percent = _percent()
     return Judge(percent / 100) if percent > 0 else None

@@ -220,7 +220,8 @@ class Judge:
 
     def _left(self, rank: int) -> Iterator[Remark]:
         """
-        Say of a rank that is not waited for any more that it is no longer slow.
+        Yield a remark that a rank is no longer slow, because its heartbeats have stopped or it has
+        left.
         """
         known = self._ranks.get(rank)
         if known is not None and known.named is not None:
@@ -251,7 +252,8 @@ class Judge:
         if known.peers is not None and known.peers != beat.peers:
             old = self._groups[known.peers]
             old.leave(beat.rank)
-            # the other ranks with the old peers will have other ones too, or have left the job
+            # the ranks of the old group that are no peers of this rank any more will soon report
+            # new peers, too, or have left the job
             gone = [rank for rank in old.members if beat.peers and rank not in beat.peers]
             self._gone.extend(gone)
             self._groups = {peers: each for peers, each in self._groups.items() if each.members}
@@ -325,7 +327,7 @@ def _expected(group: _Group, times: Mapping[int, Times]) -> Mapping[int, Times]:
         return _expected_alone(group, times)
     if len(times) > FEW:
         return dict.fromkeys(times, _medians(times.values()))
-    # without the rank itself: with it, the median of few ranks would hide half of its excess
+    # leave out the rank itself, because in a median of few ranks it would hide half of its excess
     return {
         rank: _medians(each for other, each in times.items() if other != rank)
         for rank in times

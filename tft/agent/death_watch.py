@@ -17,7 +17,7 @@ from tft.page import Page
 log = structlog.get_logger(__name__)
 
 _LOOK = 0.05
-"""The time in seconds between two looks whether the rank holds the mutex already."""
+"""The time in seconds between two checks whether the rank already holds the mutex."""
 _EXITING = 0x4
 """The flag of a thread that is ending (PF_EXITING)."""
 _FLAGS, _EXIT_CODE = 6, 49

@@ -73,7 +73,7 @@ only in `SAMPLE` seconds of about each such period. Agents send a heartbeat in 0
 heard in each period. To decode all heartbeats of 1,000 nodes would take a processor of its own, and
 the messages would wait in memory without limit."""
 
-_LOOK = 0.01  # seconds between two looks for the first message of a period
+_LOOK = 0.01  # seconds between two checks for the first message of a period
 
 BATCH = 256
 """The number of messages that are read from a socket before the event loop does other work. To read

@@ -227,7 +227,7 @@ def _watched(child: "subprocess.Popen[bytes]") -> Finding:
     try:
         Path(f"/proc/{child.pid}/environ").read_bytes()
         child.send_signal(signal.SIGSTOP)
-        # the kernel reports the stop, so nothing is waited for in vain
+        # returns when the kernel has reported that the child is stopped
         os.waitpid(child.pid, os.WUNTRACED)
         if not is_stopped(child.pid):
             return failed("processes", "/proc does not show that a process is stopped")
@@ -404,7 +404,7 @@ async def _round_trip(address: str, curve: Path | None) -> float:
     `UsageError` if the address or the keys cannot be used.
     """
     mark = secrets.token_hex(4)
-    topic = f"doctor.{mark}".encode()  # no process of a job subscribes to it
+    topic = f"doctor.{mark}".encode()  # a topic to which only this check subscribes
     clock, times = SystemClock(), list[float]()
     async with open_bus(
         address, job=f"doctor-{mark}", sender=f"ask.{mark}", topics=[topic], curve=curve

@@ -105,8 +105,8 @@ def findings(
     if curve is not None:
         keys = tried("keys", checks.keys, curve)
         yield keys
-        # without usable keys a broker is checked without them; a warning says that the key of a
-        # broker of this machine's own is missing
+        # If the keys cannot be used, check a broker without keys. If only the key of a broker is
+        # missing (a warning), start the broker of this machine without keys.
         own_keys = curve if keys.result == "ok" else None
         curve = None if keys.result == "failed" else curve
     yield tried("ports", checks.loopback)

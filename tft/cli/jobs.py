@@ -159,7 +159,7 @@ def _table(listed: list[Facts], directory: Path, width: int) -> list[str]:
         for row in rows
     ]
     if width:
-        # the script is last, because it may be cut off: the other columns tell the runs apart
+        # the script is the last column, because this column is cut off if the line is too long
         lines = [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
     return [*lines, *(f"tft: {each['problem']}" for each in listed if each["problem"])]
 

@@ -1,5 +1,5 @@
 """
-`tft status`: one look at a job, as text or as JSON.
+`tft status`: shows the present state of a job once, as text or as JSON.
 """
 
 import asyncio
@@ -32,10 +32,12 @@ from tft.replay.following import StoryFollower
 from tft.sentences import incident_line, open_incident, ranks_of
 
 LEAST, MOST = 1.0, 3.0
-"""The shortest and the longest time of a look in seconds. A part that has not answered after `MOST`
-does not answer: agents send ten heartbeats in a second, and a controller a `Lead` each second."""
+"""The shortest and the longest time in seconds for which messages of the job are received. A node
+or controller that was silent for `MOST` counts as silent. Agents send ten heartbeats in a second,
+and a controller one `Lead` each second."""
 MANY = 16
-"""A job with more ranks is shown without a line for each rank, unless all are asked for."""
+"""If a job has more ranks, only ranks that stand out get a line, unless the user asks for all
+ranks."""
 REMARKS = 3
 """How many of the last remarks are shown."""
 _INDENT = 13
@@ -92,7 +94,7 @@ async def _looked(records: Records) -> Facts:
     async with watching(records.there) as watch:
         await asyncio.to_thread(story.read)
         situation = Situation(records=records, watch=watch, story=story, now=0.0)
-        # no process lives here, and this may be the machine of the job: then nobody answers
+        # if the run is over or no process of it lives here, probably nobody answers: wait briefly
         most = MOST if records.result == "running" else LEAST
         await look(watch, situation.expected_nodes(), LEAST, most)
         await asyncio.to_thread(story.read)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _EVERY = 0.5  # seconds between two pictures; a person cannot read faster
-_RECORDS = 5.0  # seconds between two looks at the processes of this machine
+_RECORDS = 5.0  # seconds between two checks whether processes of the job live here
 _SILENCE = 10.0
 """Seconds without a controller after which a job counts as gone if none of its processes lives on
 this machine. A controller or broker that was killed is back sooner."""
@@ -176,7 +176,7 @@ def picture(facts: Facts, height: int) -> "Group":
     tables: list[Table | Text] = [_ranks(facts, reasons, room)]
     nodes = facts["parts"]["nodes"]
     if len(nodes) > 1:
-        # at most half of the room for nodes: the ranks that stand out are below them
+        # nodes get at most half of the lines, because the table of ranks comes below
         tables = [
             _nodes(facts, reasons, room // 2),
             Text(),
@@ -277,7 +277,8 @@ def _nodes(facts: Facts, reasons: Mapping[int, str], room: int) -> "Table":
 
 def _ranks(facts: Facts, reasons: Mapping[int, str], room: int) -> "Table":
     """
-    Return a table of ranks: those that stand out first. The others follow in a small job only.
+    Return a table of ranks. Ranks that stand out come first. The other ranks follow only if the job
+    is small.
     """
     from rich.table import Table
 
@@ -287,7 +288,7 @@ def _ranks(facts: Facts, reasons: Mapping[int, str], room: int) -> "Table":
     table.add_column("", no_wrap=True, overflow="ellipsis")
     silent = facts["missing_ranks"]
     if silent:
-        # one row for all of them: a lost node has many
+        # list all silent ranks in one row, because a lost node has many ranks
         table.add_row("", "", "", "", "", f"no heartbeat of {ranks_of(silent)}", style="yellow")
     odd = [each for each in facts["ranks"] if each["rank"] in reasons]
     small = len(facts["ranks"]) <= status.MANY

@@ -211,7 +211,7 @@ def _is_valid(remark: Remark) -> bool:
     try:
         json.dumps(facts, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return False  # such a value could not be written to the report
+        return False  # a value that JSON cannot represent cannot be written to the report
     return True
 
 

@@ -25,8 +25,9 @@ from tft.replay.recording import Opened
 EVERY = 1.0
 """The least time in seconds between two rows about steps."""
 LOOK = 0.1
-"""The least time in seconds between two looks for a new step. To look takes the longer the more
-nodes the job has, and heartbeats are many. A row has the time of the look that saw its step."""
+"""The least time in seconds between two checks for a new step. A check takes longer the more nodes
+the job has, so it is not made for every heartbeat. The time in a row is that of the check that
+found its step."""
 TRAINING = frozenset({State.HEALTHY, State.PAUSING})
 """The states of the job in which the steps are recorded. In all other states the ranks do not train,
 or are between two positions."""

@@ -63,7 +63,8 @@ class ReportFile:
 
     def newly_closed(self, incidents: Sequence[Incident]) -> Sequence[Incident]:
         """
-        Return those of the closed incidents of the job that have closed since the last call.
+        Return the incidents that have ended since the last call. `incidents` has all ended
+        incidents of the job.
         """
         new = incidents[self._closed :]
         self._closed = len(incidents)
@@ -89,7 +90,7 @@ class ReportFile:
 
     def tell(self, incident: Incident) -> None:
         """
-        Tell consoles of a closed incident.
+        Give consoles the line about an ended incident. Write its story to a file if it is long.
         """
         entry = incident_report(incident, self._moment)
         line = incident_line(entry)

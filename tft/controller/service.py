@@ -73,9 +73,10 @@ FAREWELL = 3.0
 """The time in seconds for which the controller waits before it ends. In this time the agents must
 learn that the job is over, and disconnect."""
 LOOK = 1.0
-"""The time in seconds between two looks at whether any node is connected."""
+"""The time in seconds between two checks whether any node is connected."""
 DESERTED = 10.0
-"""The time in seconds without any node after which the operator is told."""
+"""The time in seconds without any connected node after which a message for the operator is
+printed."""
 ALL_LOST = 300.0
 """The time in seconds without any node after which all nodes count as lost. It is long, because a
 broken network between the nodes and this controller looks the same. The nodes then train on, and

@@ -51,8 +51,8 @@ class Curve:
     def _thin(self) -> None:
         self._stride *= 2
         self.version += 1
-        # a curve with fewer points shows all the same where the job did not train, unless it did
-        # nothing else
+        # keep the points where the job did not train (their step time is None), unless most points
+        # are such points
         kept = [p for place, p in enumerate(self.points) if p[2] is None or place % 2]
         self.points = kept if len(kept) < 0.75 * len(self.points) else self.points[::2]
 

@@ -1,6 +1,7 @@
 """
-Draws views as parts of the page, and finds out what has changed between two of them. The server
-draws all texts: the script in the browser only puts them in their place, and draws the pictures.
+Makes the HTML of the parts of the page from a view, and finds the parts that have changed since the
+view before. All texts are made on the server: the script in the browser only puts them in their
+place, and draws the pictures.
 """
 
 import json

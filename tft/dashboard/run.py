@@ -65,7 +65,8 @@ class RunFollower:
         self._spent: Spent | None = None
         self._next = 0.0
         self._places: dict[int, int] = {}
-        # the rows are made anew only when ranks have moved: in a large job this takes long
+        # rows of nodes are made again only when ranks have moved to other nodes: in a large job
+        # this takes long
         self._placed: tuple[dict[int, int], dict[int, str], int] = ({}, {}, 0)
         self._rows: tuple[NodeRow, ...] = ()
         self._reached = 0.0
@@ -118,7 +119,7 @@ class RunFollower:
         entry: Entry = self._story.described(incident)
         self._told.known[incident.number] = known_of(entry)
         self._told.lost[incident.number] = int(entry["steps_lost"])
-        # the times of the story and of the progress are those of the same controller
+        # the story and the file of the progress have times of the same controller's clock
         at = run.unix + incident.opened - run.opened if run is not None and not run.shift else None
         self._told.past.insert(
             0,
@@ -160,7 +161,8 @@ class RunFollower:
         facts = {**running(situation), "odd": watch.odd}
         if facts["open_incident"] is not None:
             if facts["state"] == "healthy":
-                # the story is newer: the controller writes it before it says anything
+                # the story is newer than the messages: the controller writes it before it sends
+                # them
                 facts["state"] = self._story.stages[-1][0]
             facts["open_incident"]["what"] = what_happened({**facts["open_incident"], "open": True})
         quiet = silence(self.records, facts)

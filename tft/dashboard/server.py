@@ -106,7 +106,7 @@ def _application(access: Access, page: Page, feed: Feed, port: int) -> "Applicat
                     task.cancel()
                 await asyncio.wait([sending, dropped])
             if request.transport is not None:
-                # what waits for a browser that does not read would hold an orderly end up
+                # do not wait until a browser that does not read has taken the messages left for it
                 request.transport.abort()
         return response
 
@@ -157,11 +157,12 @@ def _guard(access: Access, port: int) -> "Middleware":
                 text="tft: the page needs the token: open the address that `tft dashboard` printed\n"
             )
         if brought and access.token and request.path == "/":
-            # the token leaves the address line, and so the history of the browser
+            # redirect to an address without the token, so that the browser's history does not keep
+            # it
             answer = web.HTTPSeeOther("/")
             if access.admits([brought]):
-                # not `Strict`: then a link in a chat would not work, because the browser would not
-                # send the cookie after the redirection
+                # `Lax` and not `Strict`: with `Strict`, a link in a chat would not work, because
+                # the browser would not send the cookie after the redirection
                 answer.set_cookie(cookie, brought, httponly=True, samesite="Lax", path="/")
             raise answer
         return await handler(request)

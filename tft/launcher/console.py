@@ -3,9 +3,10 @@ The console of `tft run`: shows the line about the progress of the job.
 
 On a terminal the line stands at the bottom and is drawn in place. It must not be mixed into the
 output of the ranks, which the agent writes to its stdout. So everything that this process and its
-children write to the terminal goes through a pipe. A thread copies it to the terminal, and takes the
-line away before and draws it again after. A terminal that is paused or gone stops only this thread:
-the agent leaves out lines when the pipe is full, as it does with a paused terminal.
+children write to the terminal goes through a pipe. A thread copies it to the terminal. The thread
+clears the line before it copies something, and draws the line again afterwards. A terminal that is
+paused or gone stops only this thread: the agent leaves out lines when the pipe is full, as it does
+with a paused terminal.
 """
 
 import os
@@ -116,8 +117,9 @@ class LiveConsole:
         self._waking = os.pipe()
         for fd in (self._reading, *self._waking):
             os.set_blocking(fd, False)
-        # a daemon: a write to a paused terminal may block for ever, and `tft run` must end. It is
-        # started first: if that fails, the error must be seen in the terminal
+        # The thread is a daemon, because its write to a paused terminal may block for ever and
+        # `tft run` must be able to end. Start it before the output is redirected, so that an error
+        # of the start is printed in the terminal.
         self._thread.start()
         for fd in taken:
             os.dup2(writing, fd)
@@ -167,7 +169,7 @@ class LiveConsole:
                 except Exception as error:  # noqa: BLE001 # the output must be read on
                     self._parts = ()
                     self._pass_on(f"tft: the progress is not shown any more: {error!r}\n".encode())
-        # what this process and its children have written before the end
+        # copy what this process and its children have written before the end
         while piece := _read(self._reading):
             self._pass_on(piece)
         self._write(_CLEAR if self._drawn else b"")
@@ -179,7 +181,7 @@ class LiveConsole:
         before, self._drawn = self._drawn, b""
         self._whole = piece.endswith(b"\n")
         line = before if self._whole else b""
-        # in one write, so that the line does not flicker
+        # write all parts in one call, so that the line does not flicker
         self._write((_CLEAR if before else b"") + piece + line)
         self._drawn = line
 
@@ -220,7 +222,8 @@ class LiveConsole:
             except BlockingIOError:  # another program has set the terminal to non-blocking mode
                 select.select([], [self._terminal], [])
             except OSError:
-                # the terminal is gone: its output is read on, so that nobody who writes waits
+                # the terminal is gone: drop its output, but continue to read the pipe, so that no
+                # writer is blocked
                 self._lost = True
 
 
@@ -253,7 +256,7 @@ class PlainConsole:
             thread = threading.Thread(
                 target=self._print, args=(parts,), name="console", daemon=True
             )
-            with suppress(RuntimeError):  # the system has no more threads: this line is left out
+            with suppress(RuntimeError):  # if the system cannot start a thread, leave out this line
                 thread.start()
                 self._thread = thread
 
@@ -279,7 +282,8 @@ def _is_null(fd: int) -> bool:
 
 def _read(fd: int) -> bytes | None:
     """
-    Return a piece of what is in a pipe; None: it is empty now, b"": nobody can write to it.
+    Read from a pipe without waiting, and return the bytes. Return None if the pipe is empty now,
+    and b"" if no process has the pipe open for writing.
     """
     try:
         return os.read(fd, _PIECE)

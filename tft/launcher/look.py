@@ -1,9 +1,9 @@
 """
-A look at a running job: listens to what its controller and its agents say anyway, for a short time,
-and says where each rank stands. `tft status`, `tft top` and `tft jobs` use it, and `tft run` for
-its line about progress.
+Looks at a running job: receives the messages that its controller and agents send in any case, for a
+short time, and finds out where each rank stands. `tft status`, `tft top` and `tft jobs` use this,
+and `tft run` for its line about progress.
 
-The job does not notice more of a look than of `tft pause`: the controller sends one more `Lead`.
+A look costs the job only one more message of the controller (`Lead`).
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class Watch:
                 for pulse in beat.pulses:
                     self._mark(pulse)
             case Whereabouts() | Inquire():
-                pass  # a question of the controller and its answers change nothing
+                pass  # questions about a standstill and their answers do not change the job
             case _:
                 self.orders.set()
 
@@ -191,8 +191,8 @@ class Watch:
                     found[pulse.rank] = RankSeen(
                         node=node,
                         pulse=pulse,
-                        # the heartbeat and the progress have times of the node's clock, and this
-                        # process knows how long it has not heard more
+                        # the time without progress when the heartbeat was sent (by the node's
+                        # clock), plus the time since it arrived (by this process's clock)
                         standstill=max(0.0, beat.at - pulse.moved + now - heard)
                         if pulse.moved
                         else 0.0,
@@ -235,7 +235,7 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
     Listen to a job while the context is open. Raises `UsageError` if the broker's address or the
     keys of the job cannot be used.
     """
-    # the controller knows the commands of an operator by this name, and answers them at once
+    # by this prefix the controller recognizes an operator's command, and answers at once
     sender = f"ask.{secrets.token_hex(4)}"
     watch = Watch()
     async with open_bus(

@@ -1,5 +1,5 @@
 """
-The sentences of the controller that `tft run` prints while the job runs, each of them once.
+Prints the sentences that the controller sends for people, in `tft run`, each sentence once.
 """
 
 from collections.abc import Callable, Sequence

@@ -81,8 +81,8 @@ class Progress:
 
     def parts(self, watch: Watch) -> list[Part]:
         """
-        Return the parts of a line about what the look knows now. The list is empty if the job is
-        over, or if nothing is known of it yet.
+        Return the parts of a line about the present state of the job in `watch`. The list is empty
+        if the job is over, or if nothing is known about it yet.
         """
         if watch.state != self._state:
             self._since, self._state = self._clock.now(), watch.state
@@ -113,7 +113,7 @@ class Progress:
         took, before = together.step_seconds, self._before
         self._before = (pulse.position.step, pulse.moved) if trains else None
         if before is not None and trains and pulse.position.step > before[0]:
-            # steps that are longer than a look
+            # steps take longer than the look, so compute the time from this line and the last one
             took = took or (pulse.moved - before[1]) / (pulse.position.step - before[0])
         still = together.standstill or 0.0
         if still > max(_STANDS, _STEPS * (took or 0.0)):
@@ -143,7 +143,7 @@ def fitted(parts: Sequence[Part], columns: int = 0) -> str:
     """
     kept = list(parts)
     while columns and len(kept) > 1 and len(_joined(kept)) > columns:
-        # of parts that matter equally, the last one goes first
+        # drop the least important part. Among equally important parts, drop the last one
         kept.remove(max(reversed(kept), key=lambda part: part.rank))
     line = _joined(kept)
     return line[:columns] if columns else line

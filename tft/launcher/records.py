@@ -1,6 +1,6 @@
 """
-What the files of a run directory say about a run, without asking its processes: its settings, its
-report, and which of its processes live. Nothing is written.
+Reads from the files of a run directory the settings and the report of a run, and which of its
+processes live. No process of the run is asked, and nothing is written.
 """
 
 import fcntl

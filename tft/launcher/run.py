@@ -78,7 +78,7 @@ _NEWS_LIMIT = 10.0
 # seconds after which a node gives up if the broker refuses it; not at once, because the broker of
 # an earlier job may still listen at the address until the broker of this job starts
 _SHUT_OUT_LIMIT = 10.0
-# seconds between two looks at whether a controller was heard
+# seconds between two checks whether a message of a controller has arrived
 _LOOK = 1.0
 # seconds without a message of a controller after which the operator is told that this node waits
 # for a controller

@@ -222,7 +222,7 @@ def oddities(facts: Facts) -> list[Oddity]:
 
 
 def _is_behind(steps: int, seconds: float | None) -> bool:
-    # of short steps a rank ends many between two heartbeats
+    # if steps are short, a rank completes many steps between two heartbeats, so look at the time
     return steps >= _BEHIND and (seconds is None or steps * seconds >= _STANDS)
 
 

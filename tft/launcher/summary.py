@@ -64,7 +64,7 @@ def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JS
     why the job could not go on. There are none if no incident has ended it.
     """
     last = incidents[-1] if incidents else None
-    # a job that was asked to end has an incident without faults, and `why` of its report says so
+    # if an operator has ended the job, the incident has no faults, and the report says why
     if last is None or last["strategy"] not in ("dump", "exit") or not last["faults"]:
         return []
     software = [fault for fault in last["faults"] if fault["kind"] == "software"]
@@ -79,8 +79,8 @@ def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JS
 
 def to_go_on(incidents: Sequence[dict[str, Any]], again: str) -> str:  # Any: parsed JSON
     """
-    Return `again`, words that say how to continue the job. If the error that has ended it would come
-    again, the words say that the script must be changed before.
+    Return the advice `again`, which says how to continue the job. If the same error would end the
+    job again, the advice says to change the script first.
     """
     if comes_again(incidents):
         return f"change the script first, or the same error comes again; then {again}"

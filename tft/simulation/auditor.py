@@ -371,9 +371,9 @@ class Auditor:
 
     def _not_made_anew(self, machine: Machine, order: Rollback) -> None:
         """
-        Check that no rank is told to recompute its rank-local state from the step number although
-        another node has reported that state. Look only at runs in which one node was lost. Raises
-        `Broken` otherwise.
+        Check that no rank is told to recompute its rank-local state if another node has kept and
+        reported that state. Only runs in which exactly one node was lost are checked. Raises
+        `Broken` if a rank is told so.
         """
         kept = self._ledger.kept
         again = [

@@ -266,7 +266,7 @@ class NodePart(Protocol):
 
     def comes_back(self) -> None:
         """
-        Start a new agent on this node.
+        Start a new agent on this node, after the earlier agent has ended.
         """
 
     def say_status(self) -> None:

@@ -246,8 +246,8 @@ class Numbers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job. An adaptor returns a `Diagnosis` if the kind of fault alone
-    does not say enough.
+    The kind of fault that an exception stands for, with further facts about the state. An adaptor
+    returns a `Diagnosis` if the kind alone is not enough.
     """
 
     kind: FaultKind

@@ -153,7 +153,8 @@ class Verifier:
         ended = self._run(f"disturbed-{self._jobs}", specs)
         missed = ended.missed()
         if missed:
-            # the job has failed with this, so it says nothing about the other kills
+            # the job has failed because of these kills, so its result says nothing about other
+            # kills
             unfit = [kill for kill in kills if kill.spec in missed]
             for kill in unfit:
                 why = missed[kill.spec]

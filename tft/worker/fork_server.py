@@ -70,8 +70,8 @@ def main() -> None:
     if forked:
         task = take_task(forked)
         if task is None:
-            # no task: end without the cleanup of Python, because this process has started nothing
-            # yet
+            # the agent has sent no task: end without Python's cleanup, because this process has not
+            # started anything yet
             os._exit(0)
         _take_on(task)
         if task.work == "warm":
@@ -111,7 +111,8 @@ def _fork() -> bool:
     if between:
         _, status = os.waitpid(between, 0)
         if status:
-            # not raised: the agent notices the end of the fork server, and starts ranks without it
+            # exit instead of raising an exception: the agent notices the end of the fork server,
+            # and starts ranks without it
             sys.exit("tft: the fork server could not fork a process")
         return False
     try:

@@ -75,7 +75,7 @@ class Connections:
         self._present.discard(who)
         kind, number, _ = who
         if kind == AGENT and any(other[:2] == (kind, number) for other in self._present):
-            return  # another agent has come up on the node before the end of this one was seen
+            return  # a new agent of the node has connected before the lost one was reported gone
         node = self._node(kind, number)
         fresh = kind == AGENT and at - self._heard.pop(number, float("-inf")) <= FRESH
         if node is not None and (fresh or node in self._cut):

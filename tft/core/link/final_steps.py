@@ -8,8 +8,8 @@ from collections.abc import Collection
 from tft.protocol.messages import Beat
 
 LOOK = 0.1
-"""The least time in seconds between two looks at the positions of all ranks. A look takes the longer
-the more ranks the job has, and heartbeats are many."""
+"""The least time in seconds between two checks of the positions of all ranks. A check takes longer
+the more ranks the job has, so it is not made for every heartbeat."""
 
 
 class FinalSteps:
@@ -43,9 +43,9 @@ class FinalSteps:
 
     def heard(self, beat: Beat, at: float) -> int | None:
         """
-        Take in the heartbeat of a node that has arrived at the time `at` (in seconds). Return the
-        last final step if it is a later one than before, and a look at all ranks is due. Otherwise
-        return None.
+        Record the positions in the heartbeat of a node that has arrived at the time `at` (in
+        seconds). If a check of all ranks is due and has found a later final step than before,
+        return this step. Otherwise return None.
         """
         for pulse in beat.pulses:
             if pulse.rank in self._members:

@@ -119,8 +119,8 @@ class Standstill:
 
     def finding(self, at: float) -> Finding | None:
         """
-        Return what the answers say, once all ranks have answered or have had the time to answer.
-        Each standstill has one finding. If there is no new finding, return None.
+        Return the finding from the answers, when all ranks have answered or the time for answers is
+        over. Each standstill has one finding. Return None if there is no new finding.
         """
         if not self._asked or self._silence is None:
             return None

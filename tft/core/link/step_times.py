@@ -98,7 +98,8 @@ class StepTimes:
             training = True
             newest = max(newest, pulse.moved)
             step, last = pulse.position.step, self._last.get(pulse.rank)
-            moved = min(pulse.moved, beat.at)  # the time of a step is never one in the future
+            # `pulse.moved` is in the future if the rank has announced a phase without progress
+            moved = min(pulse.moved, beat.at)
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
                 self._durations.append((moved - last[2]) / (step - last[1]))
                 completed = True

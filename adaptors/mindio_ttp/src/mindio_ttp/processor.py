@@ -457,8 +457,8 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            # the first step of this run decides how the program counts its steps, and not an
-            # earlier run
+            # the difference between the step numbers of the program and of tft is computed from the
+            # first step of this run, not taken from an earlier run
             program.base = base
             if program.earlier is not None and program.earlier != base:
                 log.warning(
