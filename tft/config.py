@@ -96,7 +96,8 @@ class JobSettings:
     """The number of periodic checkpoints to keep. Older checkpoints are removed. 0: all checkpoints
     are kept."""
     resume: bool = False
-    """True: the job continues from the newest checkpoint. False: training starts anew."""
+    """True: the job continues from the newest checkpoint. False: training starts from the
+    beginning."""
     export: Path | None = None
     """The directory in which the last checkpoint is also written in the form of the framework, when
     the job has ended with one. None: only in the form of tft."""

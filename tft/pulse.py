@@ -120,7 +120,7 @@ class PulseWatch:
         if self._read():
             return  # this process itself was stopped, and bytes have arrived meanwhile
         if self._loop.time() - due > BEAT:
-            # neither this process nor perhaps the other one has run, as when a container is frozen
+            # this process was stopped, and perhaps the other one too, as when a container is frozen
             self._await()
             return
         self._timer = None

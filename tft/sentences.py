@@ -179,7 +179,8 @@ def _follows(fault: Entry, faults: Sequence[Entry]) -> bool:
 
 def _process(fault: Entry) -> str:
     """
-    Return which process the rank of a fault had, as a text to follow the name of the rank.
+    Return a text such as ` (pid 3283 on 10.0.0.7)` about the process of the rank in a fault. It
+    comes after the rank in a sentence. Return an empty text if the process is not known.
     """
     if not fault.get("pid"):
         return ""

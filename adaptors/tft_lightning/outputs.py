@@ -32,7 +32,8 @@ def partly_kept(output: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
 
 def _small(value: Any) -> tuple[Any] | None:
     """
-    Return `value` as a plain value. Return None if it is large or not plain.
+    Return `value` as a plain value in a tuple. Return None if it is large or is not plain: only
+    numbers, texts, tensors, arrays, and containers of them are plain.
     """
     with suppress(NotPlain):
         noted = plain(value)
@@ -69,14 +70,14 @@ class PartialOutput(dict[Any, Any]):
 
     def get(self, name: Any, default: Any = None) -> Any:
         """
-        Return the part `name`, and `default` if there was none.
+        Return the value `name`, or `default` if `training_step` has returned no such value.
         """
         self._check(name)
         return super().get(name, default)
 
     def pop(self, name: Any, *default: Any) -> Any:
         """
-        Remove the part `name`, and return it.
+        Remove the value `name`, and return it.
         """
         self._check(name)
         return super().pop(name, *default)

@@ -196,7 +196,8 @@ def _moved(state: Any, old: str, new: str) -> Any:
 
 class CallbackState:
     """
-    The state of a callback: its plain attributes, and its `state_dict` if it has one.
+    The state of a callback: its `state_dict` if it has one, and its attributes with plain values
+    (numbers, texts, tensors, arrays, and containers of them).
     """
 
     def __init__(self, callback: Any) -> None:

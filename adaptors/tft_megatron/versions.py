@@ -20,5 +20,6 @@ def check_megatron() -> None:
         import megatron.core
     except ImportError as error:
         raise MEGATRON.missing(f"which cannot be imported ({error})") from None
-    # Megatron-LM brings it as source code, of which the package index knows nothing
+    # read the version from the module: as part of Megatron-LM, megatron-core is only source code,
+    # and no package of it is installed
     MEGATRON.check(megatron.core.__version__)

@@ -2,7 +2,7 @@
 Keeps the training state in objects that the script makes itself and passes to
 `session.adopt(model=..., optimizer=...)`. Every rank has the whole model.
 
-The objects live as long as the process. Only the wrapper, such as a DDP, is made anew for new
+The objects live as long as the process. Only the wrapper, such as a DDP, is made again for new
 process groups.
 """
 

@@ -1,6 +1,6 @@
 """
-Notes and restores the attributes of the user's objects, such as callbacks, that are plain values
-(`plain_values`).
+Notes and restores attributes of the user's objects, such as callbacks. Only attributes with plain
+values are noted: numbers, texts, tensors, arrays, and containers of them (see `plain_values`).
 """
 
 import ast
@@ -33,7 +33,8 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
 def attributes_of(owner: object, but: Collection[str] = ()) -> dict[str, Any]:
     """
-    Return the plain attributes of `owner` by name, without those named in `but`.
+    Return the attributes of `owner` that have plain values, by name. Leave out those named in
+    `but`.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -66,7 +67,7 @@ def set_by(kind: type) -> frozenset[str]:
 
 class Attributes:
     """
-    The plain attributes of an object that may change while training.
+    The attributes of an object that have plain values and may change while training.
 
     An attribute that is large before training begins counts as constant, and is left out: the
     script sets it in each process.

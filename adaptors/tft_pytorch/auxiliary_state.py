@@ -65,8 +65,8 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
 
 def check_lasting(optimizer: Optimizer) -> None:
     """
-    Raise `UsageError` if `optimizer` gathers its state, or its parameter groups, anew each time they
-    are read. State that is put into such an optimizer would be lost.
+    Raise `UsageError` if `optimizer` gathers its state, or its parameter groups, again each time
+    they are read. State that is put into such an optimizer would be lost.
     """
     groups = zip(optimizer.param_groups, optimizer.param_groups, strict=True)
     if optimizer.state is not optimizer.state or any(one is not other for one, other in groups):

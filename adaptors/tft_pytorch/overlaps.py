@@ -57,7 +57,7 @@ class Overlaps:
         """
         Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, did not do
         so at first, and this memory has changed since the last call. Memory that nobody changes may
-        be separate. So may that of tensors which are made anew in each step.
+        be separate. So may that of tensors which each step makes again.
         """
         before, self._seen, self._unsure = self._seen, {}, []
         for pair in sorted(set(overlapping(tensors, optimizers)) - self._known):

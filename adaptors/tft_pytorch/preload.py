@@ -57,8 +57,8 @@ def _keep_generators_apart() -> None:
     global generators.
 
     Otherwise all ranks would draw the same numbers, and use the same dropout masks. Python seeds
-    its own generator anew after a fork. A generator that was seeded or used before the fork is left
-    alone, because then the script wants the forked processes to inherit it.
+    its own generator again after a fork. A generator that was seeded or used before the fork is
+    left alone, because then the script wants the forked processes to inherit it.
     """
     imported, started = global_states(("numpy",)), torch.get_rng_state()
 

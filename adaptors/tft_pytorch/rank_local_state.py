@@ -73,9 +73,10 @@ class RankLocalState:
         self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
         self._before: dict[str, object] = {}
-        """The last captured state that has only values which cannot be changed in place."""
+        """The last captured state of which no value can be changed in place. If the next state is
+        equal, `_before_packed` is used again."""
         self._before_packed = b""
-        """The state in `_before`, packed."""
+        """The bytes of the packed state `_before`."""
         self.running = RunningBuffers(model, lambda: self._devices.at_rest())
         self.statistics = OtherStatistics()
         self.extra = ExtraStates()

@@ -3,7 +3,7 @@ Reads and writes the state of a rank whose model is sharded. The state consists 
 of every tensor, and the position of the part in the whole tensor.
 
 This state does not refer to the process groups over which the model is sharded. So it can outlive
-the groups, be sent to other processes, and be put into a model that is made anew.
+the groups, be sent to other processes, and be put into a model that is made again.
 
 The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """

@@ -63,7 +63,7 @@ class Maker(Protocol):
     @property
     def lasting(self) -> bool:
         """
-        True if the user's objects live as long as the process. False if the objects are made anew
+        True if the user's objects live as long as the process. False if the objects are made again
         after every incident.
         """
 
@@ -147,7 +147,7 @@ class Maker(Protocol):
     def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: the user's own objects
         """
         Make the wrapper, or all of the user's objects, over the present process groups. Return the
-        made objects. `kept` has the content for objects that are made anew, by the name of the
+        made objects. `kept` has the content for objects that are made again, by the name of the
         shard.
         """
 

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map_only
 from tft.errors import MalformedMessage, UsageError
 
 Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"]
-"""A plain value: one that `tft.protocol.codec.pack` can convert to bytes."""
+"""A plain value: a value that `tft.protocol.codec.pack` can convert to bytes (None, bool, int,
+float, str, bytes, and lists and dicts of them)."""
 
 _Shape = TypeVar("_Shape")
 

@@ -62,8 +62,8 @@ class Unkept:
 
     def watch(self, owner: object, keeps: Keeps, but: frozenset[str] = frozenset()) -> None:
         """
-        Look at the attributes of `owner` except those in `but`. `keeps` says of an attribute with a
-        plain value whether it is kept.
+        Compare the attributes of `owner` except those in `but`. `keeps` returns for an attribute
+        with a plain value (such as numbers or tensors) whether tft keeps it.
         """
         self._objects.append((owner, keeps, but))
         self._own.add(id(owner))

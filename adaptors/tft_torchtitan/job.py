@@ -1,5 +1,6 @@
 """
-A TorchTitan training as a job of tft. The Trainer is made anew for the groups of each incident.
+Runs a TorchTitan training as a job of tft. After each incident a new Trainer is made for the new
+process groups.
 This module owns what outlives a Trainer: settings, position, progress, and the metric logger.
 """
 

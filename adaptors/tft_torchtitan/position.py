@@ -18,7 +18,7 @@ that are left of the last document in it, and a position must not be larger than
 class Position:
     """
     The object `data` of `session.adopt`. It lives as long as the process. The trainer, whose loader
-    it reads, is made anew after each incident.
+    it reads, is made again after each incident.
     """
 
     def __init__(self) -> None:

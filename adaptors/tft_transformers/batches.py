@@ -62,7 +62,7 @@ class Source:
                 "process draws other random numbers: set dataloader_persistent_workers=False"
             )
         self._loader = loader
-        # this sampler seeds its generator anew in each epoch
+        # this sampler seeds its generator again in each epoch
         self.owned = Owned(loader.base_dataloader, but=(SeedableRandomSampler,))
         self.position = Position()
         self._open = _Open()

@@ -12,7 +12,7 @@ WARM = 50
 """No value counts as a spike before this number of other values is known, because losses and norms
 change quickly in the first steps of a training."""
 _RENEWED = 20
-"""The median is computed anew for each value that is far above the median, and otherwise once in
+"""The median is computed again for each value that is far above it, and otherwise once in
 this number of values. Sorting the values in every step would cost time."""
 _NORMAL = 1.4826
 """In a normal distribution, the standard deviation is the median absolute deviation times this

@@ -55,7 +55,7 @@ class Judge:
         self._losses = History()
         self._norms = History()
         self._found: list[str] = []
-        """What is wrong with the losses of the present step."""
+        """Texts that say which losses of the present step are wrong, and why."""
         self._incarnations: Mapping[int, int] = {}
 
     def tft_on_loss(self, step: int, loss: float) -> bool:

@@ -231,7 +231,8 @@ class Judge:
 
     def _group(self, node: int, beat: RankBeat) -> _Group:
         """
-        Return the group of a rank. Begin anew if the rank has another process or other peers.
+        Return the group of a rank. Forget earlier times if the rank has another process or other
+        peers.
         """
         known = self._ranks.get(beat.rank)
         # the peers of a rank are the same object until they change: to compare or hash thousands of
@@ -275,7 +276,9 @@ class Judge:
 
     def _judge_rank(self, rank: int, step: int, times: Times, expected: Times) -> Iterator[Remark]:
         """
-        Judge a rank after a step. `expected` has the times that others have needed for this step.
+        Decide after a step whether a rank is slow, and yield a remark if this has changed. `times`
+        has the times of the rank, and `expected` the times that other ranks have needed for this
+        step.
         """
         known, work = self._ranks[rank], sum(expected)
         known.judged = step

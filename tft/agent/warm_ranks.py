@@ -111,7 +111,7 @@ class WarmRanks:
         ):
             return
         if (forked := self._fork_server.take()) is None and self._fork_server.hopeful:
-            self._fork_server.want(1)  # a later call finds the forked process
+            self._fork_server.want(1)  # a later call of `want` takes the forked process
             return
         self._started += 1
         try:

@@ -153,7 +153,7 @@ class RunFollower:
 
     def view(self, watch: Watch, disk: Disk | None) -> View:
         """
-        Return what is known now.
+        Return the present content of the page.
         """
         situation = Situation(
             records=self.records, watch=watch, story=self._story, now=self._clock.now()

@@ -150,7 +150,9 @@ def _guard(access: Access, port: int) -> "Middleware":
     @web.middleware
     async def guard(request: "Request", handler: "Handler") -> "StreamResponse":
         if not access.names(request.host):
-            raise web.HTTPForbidden(text="tft: this name is none of this machine\n")
+            raise web.HTTPForbidden(
+                text="tft: the address of the page has a host name that is not of this machine\n"
+            )
         brought = request.query.get("token", "")
         if not access.admits([brought, request.cookies.get(cookie, "")]):
             raise web.HTTPUnauthorized(

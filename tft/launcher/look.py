@@ -60,7 +60,7 @@ class RankSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """
-    How far some ranks are, and how fast.
+    The slowest and the fastest of some ranks, and the time of their steps.
     """
 
     slowest: RankSeen | None

@@ -18,7 +18,7 @@ from tft.sentences import (
 )
 
 _TRACEBACKS = 3
-"""How many different tracebacks are printed."""
+"""The maximum number of different tracebacks that are printed."""
 
 
 def summary(

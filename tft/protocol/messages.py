@@ -225,16 +225,17 @@ class Answered:
     """The time in seconds that the rank needed to compute the digests of its state."""
     line: str = ""
     """For `stop`: the line of the script (FILE:LINE) at which the training thread left the loop, if
-    it left the loop in the tail of step `held`. Empty: it did not leave the loop in a tail."""
+    it left the loop in the tail of step `held` (the code after the update). Empty: it did not leave
+    the loop in a tail."""
     odd: dict[int, str] = field(default_factory=dict)
     """For `fetch`: the ranks that did not deliver a shard as needed, each with a text that says
     what went wrong. The rank that answers has fetched the shard from other ranks."""
     lost: str = ""
-    """For `rollback`: what of the rank-local state was lost, so that it could not be restored, as a
-    sentence. Empty: everything was restored."""
+    """For `rollback`: a sentence that says which part of the rank-local state was lost and so could
+    not be restored. Empty: everything was restored."""
     inexact: tuple[str, ...] = ()
     """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
-    such as code in the tail that draws random numbers."""
+    such as code in the tail of a step (after the update) that draws random numbers."""
     tails: bool = False
     """True if the loop of this rank marks the end of each step. Then a step does not end with its
     update window, but at this mark."""
@@ -692,7 +693,7 @@ class Inquire:
 
     epoch: int
     number: int
-    """The number of the question, which the answers repeat."""
+    """The number of this question. The answers repeat it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -704,7 +705,7 @@ class Whereabouts:
     rank: int
     incarnation: int
     inquiry: int
-    """The number of the question."""
+    """The number of the question (`Inquire.number`) that this message answers."""
     position: Position
     waiting: bool
     """True if the training thread may be waiting for other ranks."""
@@ -818,7 +819,7 @@ class LocalStates:
     """The node whose agent sends this message."""
     pid: int
     """The pid of the agent that sends the message. If the node gets another agent, `number` starts
-    anew."""
+    from 1 again."""
     rank: int
     incarnation: int
     """The newest incarnation of the rank on this node."""
@@ -996,7 +997,7 @@ class Restore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """
-    Order to the ranks: form the process groups anew. `name` names this set of groups.
+    Order to the ranks: form the process groups again. `name` names this set of groups.
 
     All ranks do this together, with the rendezvous store at `host`:`port`.
     """
@@ -1041,8 +1042,8 @@ class Reload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """
-    Order to the ranks: build the framework's wrappers (such as DDP) anew around the model that each
-    rank now holds.
+    Order to the ranks: build the framework's wrappers (such as DDP) again around the model that
+    each rank now holds.
 
     All ranks do this together.
     """

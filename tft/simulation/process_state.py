@@ -129,7 +129,8 @@ class Memory:
 @dataclass(slots=True)
 class Collectives:
     """
-    The part of a rank in the all-reduces, and the state of the rank's device.
+    The state of a rank's process group and of its device, and what the rank contributes to the
+    all-reduces.
     """
 
     cut: bool = True

@@ -602,7 +602,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_rebuild(self) -> Any:  # Any: the wrapper that the user's own function returns
         """
-        Build the framework's wrapper of the model (for example DDP) anew, and return the wrapper.
+        Build the framework's wrapper of the model (for example DDP) again, and return it.
 
         At this point all copies of each shard are equal, and the hook must not change the state.
         Raise `StateChanged` if it has changed: this rank then counts as one without a copy. A hook

@@ -25,7 +25,7 @@ STEPS = 20
 """The number of steps that are audited in each process. With `--audit strict` all steps are
 audited."""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""The parts of the state that a script may set anew at the start of an iteration. If an incident
+"""The parts of the state that a script may set again at the start of each iteration. If an incident
 takes the rank out of the loop there, tft restores these parts."""
 
 DATA = "data"
@@ -438,7 +438,7 @@ class Audit:
         Report that the state has changed between two update windows, in a loop that does not mark
         the ends of its steps.
 
-        The audit cannot know whether the loop sets `part` anew at the start of each iteration, or
+        The audit cannot know whether the loop sets `part` again at the start of each iteration, or
         has changed it after the window. An incident restores `part` in both cases, which undoes a
         change that was made after the window.
         """
