@@ -27,7 +27,7 @@ _Shape = TypeVar("_Shape")
 
 _SCALARS = (bool, int, float, str, bytes)
 MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
-"""By the name that stands for it in plain values: the type of a dict."""
+"""Maps the name of a type of dict, as plain values have it, to the type."""
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
     defaultdict: "dict",  # the function that makes default values (default_factory) is not sent
