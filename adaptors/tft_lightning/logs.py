@@ -41,8 +41,8 @@ class LogLedger:
 
     def goes_on(self) -> None:
         """
-        Count the calls from the begin of the present step again, because the loop repeats the step
-        and so its calls.
+        Count the calls from the beginning of the present step again, because the loop repeats the
+        step and so its calls.
         """
         self._next = (self._step(), 0)
 

@@ -77,7 +77,7 @@ class Position:
         type that cannot be packed."""
         self._stepping = False
         """True after the first optimizer step. Then the state belongs to the moment after a batch,
-        not to the begin of training."""
+        not to the beginning of training."""
         self.pending: dict[str, Any] | None = None
         """A received state that `go_back` has not restored yet."""
         self._gone_back: dict[str, Any] = {}

@@ -136,8 +136,8 @@ class WaitingTime:
 
     def _count_promised(self) -> None:
         """
-        Count the wait at the end of the last backward pass: from the begin of its last collective
-        until all its collectives were complete.
+        Count the wait at the end of the last backward pass: from the beginning of its last
+        collective until all its collectives were complete.
         """
         if self._promised:
             self._total += max(0.0, self._settled - self._promised)

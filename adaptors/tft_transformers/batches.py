@@ -31,7 +31,7 @@ class Position:
     taken: int = 0
     """The number of batches of this epoch that the training loop has received."""
     began: bytes = b""
-    """The packed states of the random generators at the begin of the epoch. Empty if the first
+    """The packed states of the random generators at the beginning of the epoch. Empty if the first
     batch of the epoch was not read yet."""
     ahead: bytes = b""
     """The packed states of the random generators before the next batch was read ahead."""
@@ -56,7 +56,8 @@ class Source:
                 "get_train_dataloader return self.accelerator.prepare(DataLoader(...))"
             )
         if loader.base_dataloader.persistent_workers:
-            # workers that are kept draw no seed at the begin of an epoch, and those of a new process do
+            # workers that are kept draw no seed at the beginning of an epoch, and those of a new
+            # process do
             raise UsageError(
                 "the train dataloader keeps its workers from one epoch to the next, and then a new "
                 "process draws other random numbers: set dataloader_persistent_workers=False"
@@ -125,7 +126,7 @@ class Source:
     def _reopened(self, here: Position) -> "_Open":
         """
         Read again from a position in an epoch that has begun. The order of the epoch is drawn with
-        the generators of its begin, and the first batch with those of its first reading. The
+        the generators of its beginning, and the first batch with those of its first reading. The
         generators themselves keep their state.
         """
         present = generators(owned=self.owned)

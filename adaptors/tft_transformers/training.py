@@ -26,8 +26,8 @@ from tft_transformers.told import Told
 from tft_transformers.wrapping import wrapper
 
 _CHECKED = 20
-"""The number of steps at the begin of a process in which tft checks that callbacks do not change
-parameters."""
+"""The number of steps at the beginning of a process in which tft checks that callbacks do not
+change parameters."""
 
 ENTERED: Any = object()
 """Stands for the path of a checkpoint to resume from, if the Trainer already has its state from

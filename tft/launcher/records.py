@@ -27,7 +27,8 @@ from tft.launcher.summary import to_go_on
 
 _TOLERANCE = 2.0
 """Seconds by which a process may seem to begin after its pid file was written. The kernel counts
-the begin in ticks since boot, and the file has the time of the wall clock, which may be adjusted."""
+the start in ticks since boot, and the file has the time of the wall clock, which may be
+adjusted."""
 _LAUNCHERS = ("run", "lead")
 
 

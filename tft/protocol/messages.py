@@ -619,7 +619,7 @@ class StepWork:
     compute: float
     """From the first forward pass until the update window opens."""
     update: float
-    """From the begin to the end of the update window."""
+    """From the beginning to the end of the update window."""
     waited: float
     """The time in which the training thread has waited for other ranks, in the whole step."""
 

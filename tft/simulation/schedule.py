@@ -50,8 +50,8 @@ rank is."""
 PHASES = ("forward", "all-reduce", "window", "between")
 """The phases of a step, without its tail, at which a mishap may happen."""
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
-"""The phases of the tail: its begin, the collective in it, the part after the collective, and the
-end of the step. A phase that is listed twice is drawn twice as often."""
+"""The phases of the tail: its beginning, the collective in it, the part after the collective, and
+the end of the step. A phase that is listed twice is drawn twice as often."""
 FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
 """The states of the job machine in which a silent corruption may happen. In these states the copies
 of the ranks have been compared or are about to be compared."""

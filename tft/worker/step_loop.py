@@ -106,8 +106,8 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EdgeWaits:
     """
-    The hooks that are called at the begin and end of an update window. A hook is None if this job
-    does not need it.
+    The hooks that are called at the beginning and end of an update window. A hook is None if this
+    job does not need it.
     """
 
     barrier: Callable[..., bool | None] | None = None
