@@ -15,10 +15,12 @@ from tft.simulation.run import run
 from tft.simulation.schedule import ASKED, draw
 from tft.simulation.shrink import explain
 
-SCHEDULES = 1200
+SCHEDULES = 400
+"""The number of drawn schedules. The soak has the next 800, and a hundred thousand others."""
+SELDOM = (652, 707, 1082, 1136)
+"""Seeds of schedules in which an event comes in a state in which no other schedule here has it."""
 
-
-pytestmark = pytest.mark.timeout(300)  # it takes half a minute on two idle cores
+pytestmark = pytest.mark.timeout(300)  # it takes 15 seconds on two idle cores
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def tally(tell: Callable[[str], None]) -> Tally:
     """
     Print the results of the random schedules.
     """
-    tally = run_many(range(SCHEDULES), jobs=os.cpu_count() or 1)
+    tally = run_many((*range(SCHEDULES), *SELDOM), jobs=os.cpu_count() or 1)
     tell(show(tally))
     return tally
 
@@ -55,7 +57,7 @@ def test_every_promise_is_kept_under_every_schedule(
 def test_every_possible_pair_of_event_and_state_occurs(
     tally: Tally, written: Tally, tell: Callable[[str], None]
 ) -> None:
-    """When thousands of schedules have run, then every kind of event has come in every state of the
+    """When hundreds of schedules have run, then every kind of event has come in every state of the
     job machine. The only missing pairs are exactly the pairs that the table `UNREACHABLE` lists."""
     both = Tally()
     both.merge(tally)
