@@ -14,7 +14,7 @@ from tests.bus.conftest import Broker, Participants
 from tft.bus.base import Bus, Gone, Heard, Malformed, Present
 from tft.bus.zeromq import open_bus
 from tft.errors import UsageError
-from tft.protocol.codec import FRAME_LIMIT
+from tft.protocol.frames import FRAME_LIMIT
 from tft.protocol.messages import Beat, Envelope, Lead
 from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
 

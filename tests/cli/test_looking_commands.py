@@ -11,6 +11,8 @@ import pytest
 
 from tft.bus.ports import free_address
 from tft.config import JobSettings
+from tft.core.job import shutdown
+from tft.launcher import run
 from tft.launcher.run_directory import make_run_dir, write_job
 
 
@@ -127,6 +129,26 @@ def test_run_imports_nothing_of_these_commands(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert set(done.stdout.split()) == {"tft.cli", "tft.cli.main", "tft.cli.commands"}
+
+
+def test_processes_of_a_job_import_only_what_they_need(tmp_path: Path) -> None:
+    """When the launcher and the broker are imported by the command line, then the launcher has no job
+    machine, the broker has no messages, and none has rich."""
+    code = (
+        "import sys, click; from tft.cli import main\n"
+        "main._import_structlog(); import tft.cli.commands, tft.bus.broker\n"
+        "words = ('tft.protocol.messages', 'msgspec', 'rich', 'tft.core.job.machine')\n"
+        "print(*(m for m in words if m in sys.modules)); import tft.launcher.run\n"
+        "print(*(m for m in words if m in sys.modules)); import rich, structlog"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["", "tft.protocol.messages msgspec"]
+
+
+def test_launcher_knows_the_reason_of_a_completed_job() -> None:
+    """When a job completes, then the reason in its report is the one that the launcher leaves out."""
+    assert run.FINISHED == shutdown.FINISHED
 
 
 def test_top_without_rich_says_what_to_install(tmp_path: Path) -> None:

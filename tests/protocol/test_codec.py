@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tft.errors import MalformedMessage, UsageError
 from tft.protocol import codec
+from tft.protocol.frames import FRAME_LIMIT
 from tft.protocol.messages import MESSAGES, VERSION, Beat, Envelope, Message, Position, Pulse, Save
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
@@ -199,7 +200,7 @@ def test_message_of_another_version_is_refused() -> None:
             ),
             "Unknown field - at `$.pulses[0].position.hour`",
         ),
-        (bytes(codec.FRAME_LIMIT + 1), f"has at most {codec.FRAME_LIMIT}"),
+        (bytes(FRAME_LIMIT + 1), f"has at most {FRAME_LIMIT}"),
     ],
     ids=range(20),
 )

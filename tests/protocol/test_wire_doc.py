@@ -14,6 +14,7 @@ import msgpack
 import pytest
 
 from tft.protocol import codec, topics
+from tft.protocol.frames import FRAME_LIMIT
 from tft.protocol.messages import (
     MESSAGES,
     VERSION,
@@ -115,7 +116,7 @@ def test_wire_page_describes_the_envelope_and_the_version() -> None:
 
     assert [row[0] for row in rows] == [f"`{name}`" for name in msgpack.unpackb(frame)]
     assert f"Version of the protocol: {VERSION}." in rows[0][2]
-    assert f"at most {codec.FRAME_LIMIT // 2**20} MiB" in PAGE.read_text()
+    assert f"at most {FRAME_LIMIT // 2**20} MiB" in PAGE.read_text()
 
 
 def test_wire_page_lists_every_topic() -> None:

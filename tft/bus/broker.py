@@ -18,8 +18,8 @@ from pathlib import Path
 import zmq
 
 from tft.addresses import is_loopback
+from tft.bus.sockets import Socket, tuned
 from tft.bus.zap_auth import ZapAuthenticator
-from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys
 from tft.limits import raise_open_files

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from tft.bus.zeromq import MISMATCH, Socket
+from tft.bus.sockets import MISMATCH, Socket
 from tft.keys import Keys
 
 log = structlog.get_logger()

@@ -2,8 +2,8 @@
 The bus over ZeroMQ.
 
 Each participant (a process that is connected to the bus) has two sockets that are connected to the
-broker: an XPUB socket for sending and a SUB socket for receiving. Only this file, `broker.py`,
-`zap_auth.py` and `tft.keys` import `zmq`.
+broker: an XPUB socket for sending and a SUB socket for receiving. Only this file,
+`sockets.py`, `broker.py`, `zap_auth.py` and `tft.keys` import `zmq`.
 
 The event loop calls a reader function whenever the file descriptor of a socket is readable. The
 function reads until the socket is empty, in batches. No asyncio task awaits a receive on a socket,
@@ -22,30 +22,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tft.bus.base import Bus, Participant
+from tft.bus.sockets import MISMATCH, Socket, tuned
 from tft.errors import UsageError
 from tft.keys import Keys, read_keys
-from tft.protocol.codec import FRAME_LIMIT
 from tft.protocol.topics import presence
-
-Socket = zmq.Socket[bytes]
-
-HEARTBEAT_INTERVAL_MS = 500
-HEARTBEAT_TIMEOUT_MS = 1500
-"""
-The time in milliseconds after which ZeroMQ closes the connection to a peer that answers no
-heartbeat of ZeroMQ. So the loss of a peer is noticed within two seconds.
-ZeroMQ's own thread answers these heartbeats, even while the Python code of the process is busy or
-blocked. A stopped process, a dead machine and a broken network do not answer.
-"""
-
-RECONNECT_MS = 20
-RECONNECT_MAX_MS = 200
-"""The longest time in milliseconds between two tries to connect. So a participant finds a restarted
-broker soon, and tries only five times a second while there is no broker."""
-
-CONNECT_TIMEOUT_MS = 1000
-"""The time in milliseconds after which a try to connect is given up and repeated. Without this
-limit, the kernel would wait longer and longer between its tries to connect to a silent machine."""
 
 REFUSED_RETRY = 1.0
 """The time in seconds after which a process tries again to connect, when a broker has refused the
@@ -55,10 +35,6 @@ does not try again after a refusal."""
 CUT_OFF = 3
 """The number of connections in a row that must end during the handshake before the bus reports a
 refusal. One or two such connections may also be due to a restart of the broker."""
-
-MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-"""The error code in ZeroMQ's event for a failed handshake if one side of the connection uses
-encryption and the other side does not."""
 
 _HANDSHAKES = (
     zmq.Event.HANDSHAKE_SUCCEEDED
@@ -116,28 +92,6 @@ async def open_bus(
             if sampling is not None:
                 sampling.close()
             link.close()
-
-
-def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
-    """
-    Return a new socket with the settings that every bus socket uses, in participants and in the
-    broker.
-    """
-    socket = context.socket(kind)
-    socket.linger = 0
-    # No high-water mark (limit of ZeroMQ's message queues). With a limit, messages for a slow
-    # subscriber would be dropped silently, or (with XPUB_NODROP) every sender would wait for the
-    # slowest subscriber. Without a limit, messages wait in the memory of the slow subscriber, or in
-    # the broker until missing heartbeats end the connection.
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
-    return socket
 
 
 def host_and_port(address: str) -> tuple[str, int]:

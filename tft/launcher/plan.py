@@ -31,7 +31,6 @@ from tft.launcher.run_directory import (
     shared_name,
 )
 from tft.plugins import find_adaptor
-from tft.transfer.tls import read_tls
 
 LEADER = -1
 """The node number of a launcher that has no node of its own (`tft lead`). This launcher runs only
@@ -387,6 +386,8 @@ def check_plan(plan: Plan) -> None:
     find_adaptor(settings.adaptor)
     if settings.curve is not None:
         read_keys(settings.curve, broker=plan.leads)
+        from tft.transfer.tls import read_tls  # without keys, the launcher does not need it
+
         read_tls(settings.curve)
     allowed = plan.insecure or settings.curve is not None
     check_open(plan.host, "--host", allowed=allowed)

@@ -24,7 +24,6 @@ from tft.bus.zeromq import open_bus
 from tft.checkpoint import CheckpointStore, checkpoint_store_of, give_up, manifest_of, newest
 from tft.clock import SystemClock
 from tft.core.job.policy import Policy
-from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.ending_signals import heeded
 from tft.files import room_lacks, write_pid, write_whole
@@ -64,6 +63,10 @@ from tft.protocol.messages import Envelope, Lead, News, NodeLost, Report, StopRe
 from tft.protocol.topics import NEWS, ORDERS, REPORTS
 
 Console = LiveConsole | PlainConsole
+
+FINISHED = "every rank has finished"
+"""The reason that the report gives for a completed job, from `tft.core.job.shutdown`. It is not
+imported from there, because that imports the whole job machine, which the launcher does not need."""
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
 # seconds that the agent gets to end by itself after the controller has ordered its end: its ranks

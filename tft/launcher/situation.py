@@ -6,12 +6,14 @@ and from messages of the running job.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tft.launcher.look import RankSeen, Watch, pace
 from tft.launcher.records import Records
-from tft.replay.following import StoryFollower
 from tft.stopped import is_stopped
+
+if TYPE_CHECKING:  # `tft run` imports this module, and needs no job machine
+    from tft.replay.following import StoryFollower
 
 _BEHIND = 2
 """Steps that a rank must be behind the fastest to stand out. Nodes do not send their heartbeats at
@@ -54,7 +56,7 @@ class Situation:
 
     records: Records
     watch: Watch
-    story: StoryFollower
+    story: "StoryFollower"
     now: float
     """The time in seconds (CLOCK_MONOTONIC)."""
 

@@ -17,15 +17,8 @@ import msgpack
 import msgspec
 
 from tft.errors import InternalError, MalformedMessage, UsageError
+from tft.protocol.frames import FRAME_LIMIT
 from tft.protocol.messages import MESSAGES, VERSION, Envelope, Message
-
-FRAME_LIMIT = 64 * 2**20
-"""
-The maximum size in bytes of a frame, which is one encoded message. The largest message is `Save`,
-the order to write a last checkpoint. It carries the rank-local state of ranks that cannot write
-their own state: at most 512 KiB of hexadecimal for each rank, so a hundred ranks fit. The state of
-models is never sent in a frame.
-"""
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
 """By name of a message's class (the field `kind` of a frame): the class."""
