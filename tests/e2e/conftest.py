@@ -8,7 +8,7 @@ from tests.e2e.jobs import ROOT, Outcome, run, run_once
 
 FAKE = ROOT / "tests" / "e2e" / "fake_job.py"
 FAKE_STEPS = 150
-GPT_STEPS = 40
+GPT_STEPS = 25
 
 
 @pytest.fixture(scope="session")

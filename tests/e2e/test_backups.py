@@ -27,15 +27,15 @@ def test_all_ranks_go_back_to_their_copies_in_host_memory(
     copy, fetches the copy of another rank. A copy that was slow when its rank was interrupted can
     be taken back, too."""
     specs = (
-        "raise:rank=1,step=11,phase=forward,kind=memory",
-        "kill:rank=2,step=22,phase=update",
-        "raise:rank=0,step=36,phase=backward,kind=network",
+        "raise:rank=1,step=7,phase=forward,kind=memory",
+        "kill:rank=2,step=14,phase=update",
+        "raise:rank=0,step=24,phase=backward,kind=network",
     )
-    limits = {1: ("retry", 9), 2: ("recover", 18), 4: ("retry", 34)}
+    limits = {1: ("retry", 5), 2: ("recover", 10), 4: ("retry", 22)}
     outcome = run(
         tmp_path / "run", "--backup-every", "4", *(w for s in specs for w in ("--chaos", s)),
         script=SCRIPT, environment=doubts(tmp_path, limits),
-        arguments=("--dies", "1,32", "--lags", "3,32", "--steps", str(GPT_STEPS)),
+        arguments=("--dies", "1,20", "--lags", "3,20", "--steps", str(GPT_STEPS)),
     )  # fmt: skip
     assert outcome.code == 0, outcome.output
     identical(outcome, gpt_undisturbed)
@@ -43,10 +43,10 @@ def test_all_ranks_go_back_to_their_copies_in_host_memory(
         (i["strategy"], i["step"] - 1, i["processes_started"], i["pids_kept"])
         for i in outcome.incidents
     ] == [
-        ("go back", 8, 0, True),
-        ("go back", 16, 1, True),
-        ("recover", 32, 1, True),
-        ("go back", 32, 0, True),
+        ("go back", 4, 0, True),
+        ("go back", 8, 1, True),
+        ("recover", 20, 1, True),
+        ("go back", 20, 0, True),
     ]
     assert [i["steps_lost"] for i in outcome.incidents] == [2, 6, 0, 3]
 

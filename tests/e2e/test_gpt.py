@@ -49,14 +49,14 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     run."""
     victims = dict(zip(PHASES, (0, 1, 2, 3, 0), strict=True))
     specs = [
-        f"kill:rank={rank},step={7 * (turn + 1)},phase={phase}"
+        f"kill:rank={rank},step={4 * (turn + 1)},phase={phase}"
         for turn, (phase, rank) in enumerate(victims.items())
     ]
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
     assert outcome.code == 0, outcome.output
     identical(outcome, gpt_undisturbed)
     assert [(c["phase"], c["rank"], c["step"]) for c in outcome.chaos()] == [
-        (phase, rank, 7 * (turn + 1)) for turn, (phase, rank) in enumerate(victims.items())
+        (phase, rank, 4 * (turn + 1)) for turn, (phase, rank) in enumerate(victims.items())
     ]
     assert len(outcome.incidents) == len(PHASES)
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
@@ -77,7 +77,7 @@ def test_a_second_rank_killed_in_the_repair_joins_the_incident(
     undisturbed run."""
     specs = (
         "kill:rank=1,step=10,phase=forward", "kill:rank=2,step=10,phase=repair",
-        "kill:rank=3,step=25,phase=update", "kill:rank=3,step=25,phase=repair",
+        "kill:rank=3,step=20,phase=update", "kill:rank=3,step=20,phase=repair",
     )  # fmt: skip
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
     assert outcome.code == 0, outcome.output
@@ -99,7 +99,7 @@ def test_reported_faults_are_retried_without_a_new_process(
     specs = (
         "raise:rank=1,step=10,phase=update,kind=memory",
         "raise:rank=0,step=18,phase=forward,kind=memory",
-        "raise:rank=2,step=26,phase=backward,kind=network",
+        "raise:rank=2,step=22,phase=backward,kind=network",
     )
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
     assert outcome.code == 0, outcome.output

@@ -18,7 +18,7 @@ from tft import checkpoint
 from tft.bus.ports import free_address
 from tft.checkpoint import CheckpointStore
 
-EVERY = 10
+EVERY = 5
 STEPS = ("--steps", str(GPT_STEPS))
 
 

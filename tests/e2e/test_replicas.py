@@ -55,7 +55,7 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     """When a rank is killed in each phase of a step in turn, then each time there is one incident,
     one process is started, and losses and final state are those of the undisturbed run."""
     specs = [
-        f"kill:rank={rank},step={7 * turn},phase={phase}"
+        f"kill:rank={rank},step={4 * turn},phase={phase}"
         for turn, (phase, rank) in enumerate(zip(PHASES, (0, 1, 2, 3, 0), strict=True), start=1)
     ]
     outcome = train(tmp_path / "run", *specs)
@@ -76,7 +76,7 @@ def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
     specs = (
         "kill:ranks=0+1,step=10,phase=forward",
         "kill:rank=2,step=20,phase=update", "kill:rank=1,step=20,phase=repair",
-        "raise:rank=3,step=30,phase=update,kind=memory",
+        "raise:rank=3,step=24,phase=update,kind=memory",
     )  # fmt: skip
     outcome = train(tmp_path / "run", *specs)
     assert outcome.code == 0, outcome.output
@@ -150,7 +150,7 @@ def test_16_bit_parameters_with_32_bit_gradients_survive_faults(tmp_path: Path) 
     assert whole.code == 0, whole.output
     specs = (
         "kill:rank=1,step=10,phase=backward", "kill:rank=2,step=20,phase=update",
-        "raise:rank=0,step=30,phase=update,kind=memory",
+        "raise:rank=0,step=24,phase=update,kind=memory",
     )  # fmt: skip
     outcome = train(tmp_path / "run", *specs, arguments=arguments)
     assert outcome.code == 0, outcome.output
@@ -170,7 +170,7 @@ def test_every_rank_in_every_phase(
     later, then losses and final state are those of the undisturbed run."""
     arguments = (*STEPS, "--dtype", dtype)
     spec = f"kill:rank={rank},step=20,phase={phase}"
-    memory = f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory"
+    memory = f"raise:rank={(rank + 1) % 4},step=24,phase={phase},kind=memory"
     specs = (spec, memory) if phase != "collective" else (spec,)
     outcome = train(tmp_path / "run", *specs, arguments=arguments)
     assert outcome.code == 0, outcome.output

@@ -87,10 +87,10 @@ def test_ranks_killed_and_broken_in_any_phase_leave_the_losses_unchanged(
     each time its shard comes from the other holder, and losses and final state are those of the
     undisturbed run."""
     specs = [
-        f"kill:rank={rank},step={7 * (rank + 1)},phase={phase}" for rank, phase in enumerate(PHASES)
+        f"kill:rank={rank},step={5 * (rank + 1)},phase={phase}" for rank, phase in enumerate(PHASES)
     ]
     outcome = train(
-        tmp_path / "run", layout, *specs, "raise:rank=1,step=35,phase=update,kind=memory"
+        tmp_path / "run", layout, *specs, "raise:rank=1,step=24,phase=update,kind=memory"
     )
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(layout))
@@ -342,7 +342,7 @@ def test_every_rank_in_every_phase(
     later, then losses and final state are those of the undisturbed run."""
     specs = (
         f"kill:rank={rank},step=20,phase={phase}",
-        f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory",
+        f"raise:rank={(rank + 1) % 4},step=24,phase={phase},kind=memory",
     )
     outcome = train(tmp_path / "run", layout, *specs)
     assert outcome.code == 0, outcome.output

@@ -50,7 +50,7 @@ def test_lost_ranks_are_replaced_by_warm_processes(
     job ends as the undisturbed one does, on every rank."""
     chaos = [
         word
-        for stop in ("stop:rank=2,step=12,phase=backward", "stop:rank=1,step=25,phase=update")
+        for stop in ("stop:rank=2,step=12,phase=backward", "stop:rank=1,step=20,phase=update")
         for word in ("--chaos", stop)
     ]
     with job(tmp_path / "run", "--warm-ranks", "1", *chaos, arguments=STEPS) as running:
