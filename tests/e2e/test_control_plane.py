@@ -338,8 +338,9 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
     """When a rank raises an exception that is no fault, then no process is restarted, the
-    survivors save, the exit code is 3 and the traceback is shown once. Without the bug, --resume
-    continues."""
+    survivors save, the exit code is 3 and the traceback is shown once. If a byte of the checkpoint
+    has changed, then --resume names the file, exits 2, and changes no file. Without the bug and with
+    the whole checkpoint, --resume continues."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--bug", "2,30"),
@@ -351,6 +352,7 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     (incident,) = outcome.incidents
     assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("software", 2, 30)]
     assert (incident["strategy"], incident["pids_kept"]) == ("dump", None)
+    refuse_corrupt_checkpoint(outcome.run_dir)
     resumed = run(
         tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE, arguments=(str(FAKE_STEPS),)
     )
@@ -378,23 +380,22 @@ def test_a_process_that_has_lost_its_device_is_replaced(
     assert incident["pids_kept"] is True
 
 
-def test_a_corrupt_checkpoint_is_refused_by_name_and_no_file_changes(tmp_path: Path) -> None:
-    """When a byte of a checkpoint has changed, then --resume names the file with the expected and
-    the found digest, exits 2, and changes no file."""
-    arguments = (str(FAKE_STEPS), "--bug", "0,10")
-    outcome = run(tmp_path / "run", "--adaptor", "fake", script=FAKE, arguments=arguments)
-    assert outcome.code == 3, outcome.output
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+def refuse_corrupt_checkpoint(run_dir: Path) -> None:
+    """
+    Change a byte of the only checkpoint. Check that --resume is refused, with the name of the file,
+    and changes no file. Then change the byte back.
+    """
+    (checkpoint,) = (run_dir / "checkpoints").iterdir()
     saved = checkpoint / "dense.bin"
-    content = bytearray(saved.read_bytes())
-    content[100] ^= 1
-    saved.write_bytes(content)
-    before = _snapshot(tmp_path / "run")
-    refused = run(tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE)
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    before = _snapshot(run_dir)
+    refused = run(run_dir, "--adaptor", "fake", "--resume", script=FAKE)
     assert refused.code == 2
     assert "dense.bin" in refused.output
     assert "Traceback" not in refused.output
-    assert _snapshot(tmp_path / "run") == before
+    assert _snapshot(run_dir) == before
+    saved.write_bytes(whole)
 
 
 def _snapshot(directory: Path) -> dict[str, bytes]:

@@ -169,7 +169,7 @@ def test_job_of_a_closed_terminal_ends_after_a_last_checkpoint(
     before = "trap '' HUP" if ignored else ""
     with job(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
-        arguments=("60", "--seconds", "0.05"), nproc=2, before=before,
+        arguments=("25", "--seconds", "0.05"), nproc=2, before=before,
     ) as running:  # fmt: skip
         until(reached(running, 5), "step 5")
         for _ in range(2):
@@ -190,7 +190,7 @@ def test_job_goes_on_when_a_pid_file_cannot_be_written(tmp_path: Path) -> None:
     said once, and the job completes."""
     with job(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
-        arguments=("80", "--seconds", "0.05"), nproc=2,
+        arguments=("25", "--seconds", "0.05"), nproc=2,
     ) as running:  # fmt: skip
         until(reached(running, 5), "step 5")
         pid, path = running.pid("controller"), running.run_dir / "pids" / "controller.pid"

@@ -15,7 +15,7 @@ from tests.e2e.jobs import ROOT, Outcome, run
 collect_ignore_glob = [] if find_spec("mindspore") else ["test_*.py"]
 
 EXAMPLE = ROOT / "examples" / "mindspore_mlp" / "train.py"
-STEPS = 36
+STEPS = 28
 
 
 def train(run_dir: Any, *options: str, **how: Any) -> Outcome:  # Any: arguments of `run`

@@ -65,7 +65,7 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     losses and final state are those of the undisturbed run."""
     victims = dict(zip(PHASES, (0, 1, 2, 3, 0), strict=True))
     specs = [
-        f"kill:rank={rank},step={6 * (turn + 1)},phase={phase}"
+        f"kill:rank={rank},step={4 * (turn + 1)},phase={phase}"
         for turn, (phase, rank) in enumerate(victims.items())
     ]
     outcome = train(tmp_path / "run", *chaos(*specs))
