@@ -4,6 +4,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
+# Without its bytecode, each process of a job would compile all modules of tft again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-lightning test-transformers test-torchtitan test-accelerator soak mutate bench bench-peers docs format clean
 
 demo: $(INSTALLED)
