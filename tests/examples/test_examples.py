@@ -49,11 +49,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     venv.create(place, symlinks=True)
     install = [
         sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install",
-        "--quiet", "--disable-pip-version-check", str(ROOT),
-        *(str(EXAMPLES / name) for name in PACKAGES),
+        "--quiet", "--disable-pip-version-check",
     ]  # fmt: skip
-    done = subprocess.run(install, capture_output=True, text=True, timeout=100.0, check=False)
-    assert done.returncode == 0, done.stderr
+    packages = [str(ROOT), *(str(EXAMPLES / name) for name in PACKAGES)]
+    # one build backend for all packages: pip would make an environment with it for each
+    for what in (["hatchling"], ["--no-build-isolation", *packages]):
+        done = subprocess.run(
+            [*install, *what], capture_output=True, text=True, timeout=100.0, check=False
+        )
+        assert done.returncode == 0, done.stderr
     kept = {
         name: value
         for name, value in os.environ.items()
