@@ -484,6 +484,9 @@ class Invariants:
         of the rank (shared memory on its node), and the newest leader must know that node. The page
         stays on the node when the process of the rank ends.
 
+        Data positions on the pages of a node that counted as lost do not count: the node has joined
+        again, but the ranks may have gone to other nodes meanwhile.
+
         A rank may have moved to another node. Data positions on its old page count only for steps
         before the move. The data positions of an excluded rank do not count for steps that the job
         has trained without it. A leader that was superseded without noticing it may know nodes that
@@ -502,6 +505,7 @@ class Invariants:
             for rank, page in self._stage.cluster.nodes[number].pages().items()
             if step in page.local_states() and rank not in self.given_up
             if step <= self._left.get(rank, step)
+            if step > self._stage.cluster.nodes[number].left_behind(rank)
             if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
         ]
 

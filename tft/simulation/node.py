@@ -55,6 +55,8 @@ class _Processes:
     rank_states: dict[int, _RankState] = field(default_factory=dict)
     strangers: list[ProcessPart] = field(default_factory=list)
     """The processes on this node that no order started."""
+    left_behind: dict[int, int] = field(default_factory=dict)
+    """By rank: the newest step on its page when this node joined again after it was lost."""
 
 
 class Node:
@@ -131,6 +133,9 @@ class Node:
         states = self._ours.rank_states.values()
         joins = self.mail.waits(NodeJoined)
         if not (joins or self.leaving or any(each.process or each.due for each in states)):
+            self._ours.left_behind = {
+                rank: max(page.local_states(), default=-1) for rank, page in self.pages().items()
+            }
             self._join()
 
     def comes_back(self) -> None:
@@ -214,6 +219,13 @@ class Node:
         Return the page of each rank on this node.
         """
         return {rank: rank_state.page for rank, rank_state in self._ours.rank_states.items()}
+
+    def left_behind(self, rank: int) -> int:
+        """
+        Return the newest step on the page of `rank` when this node joined again after it was lost.
+        -1: this node has not joined again, or the page had no step.
+        """
+        return self._ours.left_behind.get(rank, -1)
 
     def admit(self, stranger: ProcessPart) -> None:
         """

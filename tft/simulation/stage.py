@@ -294,6 +294,11 @@ class NodePart(Protocol):
         Return the page of each rank on this node.
         """
 
+    def left_behind(self, rank: int) -> int:
+        """
+        Return the newest step on the page of `rank` when this node joined again after it was lost.
+        """
+
     def admit(self, stranger: ProcessPart) -> None:
         """
         Add a process that was started on this node without an order.
