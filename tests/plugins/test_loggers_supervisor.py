@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,11 @@ def test_directory_that_cannot_be_written_is_remarked_and_said_at_the_end(
     assert Final.of(run_dir / STATE).step == 0
 
     made.ends("completed")
-    (run_dir / STATE / "final.json").unlink()
-    (run_dir / STATE / "final.json").mkdir()
+    blocked = run_dir / STATE / "final.json"
+    while not blocked.is_dir():  # the process of the loggers may write the file in between
+        blocked.unlink(missing_ok=True)
+        with suppress(FileExistsError):
+            blocked.mkdir()
     made.close()
     [word] = last_words(run_dir)
     assert f"were sent ({run_dir / STATE} cannot be written (Is a directory)); `" in word
