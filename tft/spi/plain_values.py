@@ -31,7 +31,7 @@ LARGE = f"has more than {LIMIT // 1024} KiB"
 """Why an attribute is not kept, for `unkept_sentence`."""
 SCALARS: frozenset[Any] = frozenset({bool, int, float, str, bytes, type(None)})
 AS_THEY_ARE: frozenset[Any] = frozenset({bool, float, str, bytes, type(None)})
-"""The types whose values are plain as they are."""
+"""The types whose values are stored without a change. Values of other types are stored in a plain form."""
 _CONTAINERS: frozenset[Any] = frozenset(
     {list, tuple, set, frozenset, deque, dict, OrderedDict, Counter, defaultdict}
 )
