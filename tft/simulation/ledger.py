@@ -216,7 +216,9 @@ class Ledger:
                 for rank in report.replace:
                     self.name(rank, machine.incarnation(rank))
             case Checkpointed() if report.incarnation == machine.incarnation(report.rank):
-                self.checkpoints[report.step] = report.directory
+                # what a process reports after its node was lost does not count
+                if (report.rank, report.incarnation) not in self.processes.vanished:
+                    self.checkpoints[report.step] = report.directory
             case _:
                 pass
 
