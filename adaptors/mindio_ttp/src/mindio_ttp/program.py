@@ -138,9 +138,9 @@ class Program:
     _repaired: bool = False
     """True if any rank has received state from another rank since this rank was last rolled back.
     """
-    _moved: bool = False
-    """True if the state of this rank is not that of its last complete step any more, and the rank
-    was not rolled back since."""
+    _upgrading: tuple[int, ...] = ()
+    """The ranks that come back in the present round, until the rollback function for that has
+    succeeded on this rank. If the function fails, the next round brings the same ranks back."""
     _light: bool = False
     """True if this rank needs no state from other ranks after a memory error. The value is True if
     the program's function `clean` has reported that no content of the device memory is lost."""
@@ -379,6 +379,7 @@ class Program:
             "successor": self.successor,
             "stepped_out": self.stepped_out,
             "formed": self._formed,
+            "upgrading": list(self._upgrading),
             "column": list(self.column()) if "scale_in" in self.strategies else [],
         }
         joined = self._gather(name, world, facts)
@@ -389,11 +390,13 @@ class Program:
         stayed = _stayed(joined)
         replaced = self._replaced(stayed, joined)
         gone, back = _gone(stayed, joined), _back(stayed, joined)
+        back |= {int(rank) for told in joined.values() for rank in told["upgrading"]} & {*joined}
         self._scaled = ""
         if len(joined) < self.world and (gone or back or replaced):
             self._scaled = "in"
         elif back:
             self._scaled = "out"
+        self._upgrading = tuple(sorted(back)) if self._scaled == "out" else ()
         self._began_at = self.completed()
         first = not self._known and self.incarnation == 0
         self._met = {rank: int(told["incarnation"]) for rank, told in joined.items()}
@@ -550,26 +553,25 @@ class Program:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:
             self.base = self.loaded - self.completed()
-        if self._overwritten or self.completed() != self._began_at or self.torn:
-            self._moved = True
-        if not self._fresh:
-            self._call_rollback()
-        # if the function has failed, another round follows, in which all this still counts
+        moved = self._overwritten or self.completed() != self._began_at or self.torn
+        moved, self._repaired = moved or self._repaired, False
         self.uce = self.torn = self._stopped = self._overwritten = self.stepped_out = False
-        self._moved = self._repaired = False
         self._known = self._met
         self._formed = 1 + max((told["formed"] for told in self._told.values()), default=0)
-
-    def _call_rollback(self) -> None:
-        self.step_is_known = True
+        if self._fresh:
+            return
         if self._scaled == "out":
+            self.step_is_known = True
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
-        elif self._scaled == "in" and not (self._moved or self._repaired):
-            pass  # no state was changed or sent: the program continues from its last complete step
-        elif self.handlers.has("rollback"):
+            self._upgrading = ()
+            return
+        if self._scaled == "in" and not moved:
+            # no state was changed or sent, so the program can continue from its last complete step
+            self.step_is_known = True
+            return
+        self.step_is_known = self.handlers.has("rollback")
+        if self.step_is_known:
             self.handlers.call("rollback", self.repaired_to, self.args)
-        else:
-            self.step_is_known = False
 
     # ---------------------------------------------------------------- state from rank to rank
 
