@@ -405,6 +405,20 @@ def test_shrunk_job_says_at_once_that_it_writes_no_periodic_checkpoint() -> None
     assert shrunk().facts("checkpoints_suspended") == []
 
 
+def test_node_that_was_given_up_on_purpose_is_not_asked_to_join() -> None:
+    """When a node was asked to leave the job, and its agent is silent afterwards, then the agent is
+    not told to join again."""
+    job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
+    job.switch(3)
+    job.stop(node=1)
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    assert job.machine.nodes == [0, 2]
+    job.lose_node(1)
+    assert job.machine.silent == []
+
+
 def test_parked_process_rejoins_with_its_column() -> None:
     """When one rank of a model replica was lost and is ready again, then the other rank of that
     replica, whose process stayed alive outside the job, rejoins in that process."""
