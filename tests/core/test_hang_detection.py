@@ -245,6 +245,20 @@ def test_limit_does_not_depend_on_step_times_when_all_ranks_are_out() -> None:
         assert watch.limit() == 10.0
 
 
+def test_ranks_are_not_out_of_their_loops_while_a_node_was_not_heard() -> None:
+    """When a new controller has heard only a node without ranks, then it does not know whether the
+    ranks of the other nodes train. When they are heard, or their node is lost, then it knows."""
+    watch = Watch(POLICY)
+    for node in (0, 1, 2):
+        watch.expect(node, 50.0)
+    for at in (50.0, 53.5):
+        assert watch.heard(Beat(node=2, pulses=(), at=at), at) is None
+    watch.heard(beat(53.6, 11, moved=1.0, training=False), 53.6)
+    assert not watch.out
+    watch.forget(1)
+    assert watch.out
+
+
 def test_new_controller_counts_silence_from_the_first_heartbeat() -> None:
     """When a controller that has just started hears only ranks that are out of their loops, then
     the time before its first heartbeat does not count."""

@@ -32,6 +32,8 @@ class HangDetection:
         self._warming = False
         self._training: set[int] = set()
         """The nodes of which a rank is in its training loop."""
+        self._unheard: set[int] = set()
+        """The nodes that are up and have sent no heartbeat yet to this controller."""
         # for each node: the local time at which its last heartbeat arrived. The node that has been
         # silent longest comes first
         self._beats: dict[int, float] = {}
@@ -52,9 +54,10 @@ class HangDetection:
     @property
     def out(self) -> bool:
         """
-        True if no rank is in its training loop.
+        True if no rank is in its training loop. False while a node was not heard yet: a controller
+        that has just started does not know of its ranks.
         """
-        return not self._training
+        return not (self._training or self._unheard)
 
     def limit(self) -> float:
         """
@@ -86,12 +89,14 @@ class HangDetection:
         it is silent for too long, even if no heartbeat of the node has ever arrived.
         """
         self._beats.setdefault(node, at)
+        self._unheard.add(node)
 
     def forget(self, node: int) -> None:
         """
         Record that a node is known to be lost. From now on, the method `silent` does not return it.
         """
         self._beats.pop(node, None)
+        self._unheard.discard(node)
         self._training.discard(node)
         self._moved.leave(node)
 
@@ -107,6 +112,7 @@ class HangDetection:
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
+        self._unheard.discard(beat.node)
         before = self._sent.get(beat.node, beat.at)
         if beat.at < before:  # the node was rebooted, and its clock began again
             self._offsets.pop(beat.node, None)
