@@ -126,9 +126,9 @@ class Stage:
         self.run = ""
         self.acknowledging = True
         self.kept_by: dict[int, int] = {}
+        """What the next `Lead` says about the nodes that keep rank-local state."""
         self.silent: tuple[int, ...] = ()
         """The nodes that count as lost because they were silent."""
-        """What the next `Lead` says about the nodes that keep rank-local state."""
         self.arguments: tuple[str, ...] = ()
         """The arguments of the script, unless `agent` gets some."""
         self.reports: list[Report] = []

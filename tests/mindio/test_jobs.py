@@ -123,7 +123,6 @@ def test_no_state_is_sent_when_the_clean_function_reports_none_lost(tmp_path: Pa
 
 
 @pytest.mark.soak
-@pytest.mark.soak
 def test_ranks_that_all_leave_their_loops_without_a_fault_train_on(tmp_path: Path) -> None:
     """When a broken connection stops all ranks with FORCE STOP, so that none reports a fault, then all
     train on after a while."""
@@ -135,6 +134,7 @@ def test_ranks_that_all_leave_their_loops_without_a_fault_train_on(tmp_path: Pat
     assert fault["evidence"].startswith("all ranks have left their training loops")
 
 
+@pytest.mark.soak
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
     """When another launcher has started the processes, then each of these processes becomes the
     launcher of its rank. A replacement of the rank is a child of this process. Every rank, also a

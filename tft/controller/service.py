@@ -460,7 +460,13 @@ class Controller:
         while True:
             await asyncio.sleep(LOOK)
             nodes = sorted(self._machine.nodes)
-            if not nodes or not self._present or self._beats.connections.nodes() & {*nodes}:
+            settled = self._machine.state in SETTLED  # then nodes leave, and none is waited for
+            if (
+                settled
+                or not nodes
+                or not self._present
+                or self._beats.connections.nodes() & {*nodes}
+            ):
                 deserted = 0.0
                 continue
             before, deserted = deserted, deserted + LOOK
