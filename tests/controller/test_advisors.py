@@ -52,7 +52,13 @@ def _saying(advice: object) -> Callable[[IncidentView], object]:
 
 @pytest.mark.parametrize(
     "strange",
-    ["recover", 7, Advice(veto="recover", wait="soon")],  # type: ignore[arg-type] # invalid on purpose
+    [
+        "recover",
+        7,
+        Advice(veto="recover", wait="soon"),  # type: ignore[arg-type] # invalid on purpose
+        Advice(veto=None),  # type: ignore[arg-type] # the same
+        Advice(veto=(), why=5),  # type: ignore[arg-type] # the same
+    ],
 )
 async def test_invalid_advice_is_ignored(strange: object) -> None:
     """When a plugin returns something other than an `Advice`, or an `Advice` with fields of wrong

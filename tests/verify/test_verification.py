@@ -15,7 +15,13 @@ from tft.cli.verify import _Printer, _report
 from tft.verify import verification
 from tft.verify.digests import Digests
 from tft.verify.jobs import Ended
-from tft.verify.verification import IDENTICAL, NOT_TRIED, Finding, Verifier
+from tft.verify.verification import (
+    IDENTICAL,
+    NOT_TRIED,
+    Finding,
+    Verification,
+    Verifier,
+)
 
 UNFIT = "chaos: the ranks [0] were not all inside a collective of step 4"
 
@@ -48,7 +54,7 @@ def test_phase_that_does_not_fit_the_script_is_not_tried(
 ) -> None:
     """When chaos cannot make the fault of a phase, and the job ends with that, then this phase is not
     tried, with the reason, and no other phase is blamed for it: the others are tried without it."""
-    trained = SimpleNamespace(ends={0: 20, 1: 20}, last=20, functions=())
+    trained = SimpleNamespace(ends={0: 20, 1: 20}, last=20, functions=(), unrecorded=())
     monkeypatch.setattr(verification, "read_digests", lambda run_dir, ranks: trained)
     monkeypatch.setattr(verification, "first_difference", lambda *_, **__: None)
     told: list[Finding] = []
@@ -83,7 +89,26 @@ def test_values_that_were_not_compared_are_named(
         told=lambda _: None, began=lambda *_: None,
     )  # fmt: skip
     found = verifier.verify(("forward",))
-    assert (found.identical, found.ignored) == (True, ("seconds",))
+    assert (found.identical, found.ignored, found.unrecorded) == (True, ("seconds",), ())
     assert _report(found)["ignored"] == ["seconds"]
     _Printer(quiet=False).ended(found)
     assert "not compared: seconds in the rows of session.record" in capsys.readouterr().out
+
+
+def test_losses_and_batches_that_nobody_records_are_not_called_identical(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """When no rank has recorded a batch, as with an adaptor that does not watch batches, then the
+    result does not say that the batches are identical."""
+    steps = {
+        key: {part: "[]" if part[0] == "batches" else digest for part, digest in found.items()}
+        for key, found in CALM.steps.items()
+    }
+    assert replace(CALM, steps=steps).unrecorded == ("batches",)
+    findings = (Finding(phase="forward", result=IDENTICAL),)
+    found = Verification(ranks=2, steps=3, findings=findings, unrecorded=("batches",))
+    _Printer(quiet=False).ended(found)
+    said = capsys.readouterr().out
+    assert "identical: losses and the state of 2 ranks" in said
+    assert "not compared: batches, of which nothing is known" in said
+    assert _report(found)["unrecorded"] == ["batches"]

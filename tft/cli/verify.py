@@ -123,6 +123,7 @@ def _report(result: Any) -> dict[str, object]:
         "ranks": result.ranks,
         "steps": result.steps,
         "ignored": list(result.ignored),
+        "unrecorded": list(result.unrecorded),
         "phases": [
             {
                 "phase": each.phase,
@@ -201,10 +202,16 @@ class _Printer:
         if differ:
             self.say(f"differs: a rank killed in {', '.join(differ)} changes the training")
         elif tried:
+            shown = [kind for kind in ("losses", "batches") if kind not in result.unrecorded]
+            what = " and ".join([*filter(None, [", ".join(shown)]), "the state"])
             self.say(
-                f"identical: losses, batches and the state of {result.ranks} ranks over "
+                f"identical: {what} of {result.ranks} ranks over "
                 f"{result.steps} steps, with a rank killed in {len(tried)} phases"
             )
+            if result.unrecorded:
+                self.say(
+                    f"not compared: {' and '.join(result.unrecorded)}, of which nothing is known"
+                )
 
 
 def _section(kind: str) -> str:

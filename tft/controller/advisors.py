@@ -163,9 +163,11 @@ class Advisors:
         strange = [answer for answer in answers if not isinstance(answer, Advice)]
         try:
             advised = checked(joined(consult, understood))
-        except UsageError as error:
+        except Exception as error:  # noqa: BLE001 (a plugin may put anything into its fields)
             strange.append(error)
             advised = joined(consult, [])
+        known = {offer.strategy for offer in consult.offers}
+        strange += [f"no strategy is called {name!r}" for name in advised.veto if name not in known]
         if strange:
             log.error("advice_not_understood", what=[str(answer) for answer in strange])
         return advised

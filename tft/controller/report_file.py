@@ -6,6 +6,7 @@ directory when the job is over, and sentences for consoles while it runs.
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from math import isfinite
 from typing import Any
 
 import pluggy
@@ -150,7 +151,7 @@ class ReportFile:
         Return the time in seconds at which a fault really happened, or None if no plugin knows the
         time.
         """
-        known = call_guarded(
+        told = call_guarded(
             self._plugins,
             "tft_fault_moment",
             run_dir=self._settings.run_dir,
@@ -158,4 +159,14 @@ class ReportFile:
             rank=fault.rank,
             seen=fault.seen,
         )
+        known = [moment for moment in told if _is_time(moment)]
+        if len(known) < len(told):
+            log.error("fault_moment_not_understood", what=[repr(each) for each in told])
         return min(known, default=None)
+
+
+def _is_time(moment: object) -> bool:
+    """
+    Return True if `moment`, which a plugin has returned, is a finite number.
+    """
+    return isinstance(moment, int | float) and not isinstance(moment, bool) and isfinite(moment)

@@ -64,7 +64,7 @@ def next_steps(facts: Facts) -> list[str]:
         )
     if facts.result != "completed":
         advice.append(
-            f"Call the same `tft run` again with `--resume`. It continues from {facts.checkpoint}."
+            f"Call the same `tft run` again with `--run-dir` of this run and `--resume`. It continues from {facts.checkpoint}."
             if facts.checkpoint
             else "There is no checkpoint to continue from: begin anew in another run directory, "
             "and write periodic checkpoints with `--checkpoint-every`."

@@ -31,6 +31,18 @@ class Digests:
     """For each rank: the rows that the training script has written with `session.record`."""
 
     @property
+    def unrecorded(self) -> tuple[str, ...]:
+        """
+        Return those of `losses` and `batches` of which no step of any rank has any. The adaptor, or
+        the script, does not show them.
+        """
+        return tuple(
+            kind
+            for kind in ("losses", "batches")
+            if all(found.get((kind, ""), "[]") == "[]" for found in self.steps.values())
+        )
+
+    @property
     def last(self) -> int:
         """
         Return the last step whose end all ranks have recorded, or 0 if there is no such step.

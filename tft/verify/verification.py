@@ -52,6 +52,8 @@ class Verification:
     ignored: tuple[str, ...] = ()
     """The keys in the rows of `session.record` that were not compared, because their values differ
     between two undisturbed runs."""
+    unrecorded: tuple[str, ...] = ()
+    """Those of `losses` and `batches` of which no rank has recorded any, so that none was compared."""
 
     @property
     def identical(self) -> bool:
@@ -109,7 +111,7 @@ class Verifier:
             pending = [phase for phase in pending if phase not in tried]
         return Verification(
             ranks=self.ranks, steps=calm.last, findings=tuple(self._findings),
-            ignored=tuple(sorted(self._volatile)),
+            ignored=tuple(sorted(self._volatile)), unrecorded=calm.unrecorded,
         )  # fmt: skip
 
     def _undisturbed(self, name: str) -> Digests:
