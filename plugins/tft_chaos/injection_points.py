@@ -270,6 +270,12 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
+    if not hasattr(local, "param_groups"):
+        with blow.noting_a_miss():
+            raise ChaosMissed(
+                "chaos: phase=update needs an optimizer with param_groups, as those of torch, but "
+                f"{type(local).__name__} has none: choose another phase, such as between or tail"
+            )
     # the optimizer's own method, or a function that a learning-rate scheduler has put in its place
     whole = local.step
 

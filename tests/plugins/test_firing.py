@@ -321,3 +321,18 @@ def test_spec_that_needs_an_optimizer_is_refused_without_one(
     ]
     striker._tell_unmade()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_optimizer_without_parameter_groups_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the optimizer is not like those of torch, then a spec with `phase=update` is refused when
+    the optimizer is adopted. Its step is not touched, so that the script does not fail in it."""
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    specs = [parse("kill:rank=0,step=5,phase=update")]
+    striker = open_striker(specs, cast(Any, SimpleNamespace(rank=0, run_dir=tmp_path, step=4)))
+    assert striker is not None
+    optimizer = SimpleNamespace(step=len)
+    with pytest.raises(ChaosMissed, match="SimpleNamespace has none: choose another phase"):
+        striker.tft_on_adopted(parts={"model": object(), "optimizer": optimizer})
+    assert vars(optimizer) == {"step": len}
