@@ -484,6 +484,21 @@ def test_computing_rank_is_ended_together_with_a_silent_rank() -> None:
     assert job.doing == "healthy"
 
 
+def test_hang_counts_from_the_stall_and_in_the_step_of_the_others() -> None:
+    """When a rank hangs that does not answer the order to freeze, then its fault has the time at which
+    the stall was seen, not the time at which the answer was overdue, and the step that all compute."""
+    job = trained(3, steps=9)
+    job.ranks[2].hung = True
+    job.stall()
+    stalled = job.now
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    (fault,) = job.machine.incidents[-1].faults
+    assert (fault.kind, fault.rank, fault.step, fault.seen) == ("hang", 2, 10, stalled)
+
+
 def test_only_the_silent_rank_is_ended_when_no_other_rank_waits() -> None:
     """When no rank makes progress, one rank is silent and none of the other ranks waits for another
     rank, then only the silent rank is ended."""

@@ -249,9 +249,8 @@ class Attempts:
             if blame == "hang" and rank_state.rank in job.ranks.members:
                 suspicion = job.incident.suspicion
                 evidence = f"{suspicion}. {ALONE}" if suspicion else why
-                self.fault(
-                    "hang", rank_state.rank, rank_state.position.step + 1, job.timing.now, evidence
-                )
+                seen = job.incident.opened if suspicion else job.timing.now
+                self.fault("hang", rank_state.rank, self.step_of(rank_state), seen, evidence)
             job.kill(rank_state, why, last_words=blame == "hang")
 
     def freeze(self, cause: str = "") -> None:
