@@ -16,6 +16,7 @@ from tft.dashboard.curve import MOST, Curve
 from tft.dashboard.grid import STATES, NodeRow, changes, codes, layout
 from tft.dashboard.page import Page, encoded, size
 from tft.dashboard.remarks import Remarks
+from tft.dashboard.run import is_calm
 from tft.dashboard.view import Curves, Disk, Past, Ranks, Stage, View
 from tft.report.progress import Change, RunProgress, Sample
 
@@ -213,6 +214,19 @@ def test_little_free_space_is_named() -> None:
     page.update(view("t", disk=Disk(free=2_000_000_000, size=100_000_000_000)))
     assert "2 GB of 100 GB free, which is little" in page.whole()["sections"]["parts"]
     assert [size(999), size(1000), size(1_500_000_000_000)] == ["999 B", "1 kB", "1.5 TB"]
+
+
+def test_closed_incident_is_not_going_on_without_a_controller() -> None:
+    """When the controller is gone after an incident, then the last state in the story says whether the
+    incident goes on. A state that a controller says comes first."""
+    silent = {"controller": {"answers": False, "epoch": 1}}
+    parts = {**facts(2)["parts"], **silent}
+    gone = facts(2, state="unknown", parts=parts)
+    assert is_calm(gone, "healthy")
+    assert not is_calm(gone, "repairing")
+    assert not is_calm({**gone, "open_incident": {"id": 1}}, "healthy")
+    assert not is_calm(facts(2, state="freezing"), "healthy")
+    assert is_calm(facts(2), "resuming")
 
 
 def test_rank_is_told_with_where_it_stands() -> None:

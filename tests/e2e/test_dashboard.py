@@ -219,7 +219,7 @@ async def test_page_shows_the_end_and_a_directory_that_comes_back(
         await browser.until(browser.says("head", "healthy"), "the job is healthy")
         started.process.send_signal(signal.SIGTERM)
         await browser.until(browser.says("head", "The job was cancelled by a signal"), "its end")
-        assert "again with <code>--resume</code>" in browser.sections["incident"]
+        assert "again with <code>--run-dir</code>" in browser.sections["incident"]
         assert "No rank" not in browser.sections["ranks"]
         started.end()
         run_dir.rename(away)

@@ -203,9 +203,9 @@ class RunFollower:
         """
         Return the states of the open incident or of the start of the job, the present one last.
         """
-        if facts["open_incident"] is None and facts["state"] == "healthy":
-            return []
         stages = self._story.stages
+        if is_calm(facts, stages[-1][0] if stages else ""):
+            return []
         ends: list[float | None] = [*(at for _, at in stages[1:]), *([None] if stages else [])]
         return [
             Stage(
@@ -262,3 +262,12 @@ def past_of(report: Report) -> list[Past]:
         for each in reversed(report.incidents)
         if not each.get("open")
     ]
+
+
+def is_calm(facts: Facts, last: str) -> bool:
+    """
+    Return True if neither an incident nor the start of the job is going on. `last` is the last
+    state in the story of the job. It counts while no controller says the state of the job.
+    """
+    state = facts["state"] if facts["parts"]["controller"]["answers"] else last
+    return facts["open_incident"] is None and "healthy" in (facts["state"], state)
