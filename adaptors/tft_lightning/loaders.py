@@ -105,14 +105,14 @@ class Reader:
             self._last = loaded["now"]
             if first is None:
                 self.owners.put_back(loaded["now"])
-            elif self._reaches(first):
+            elif self._reaches(first, again):
                 # with worker processes, the sampler has already drawn the indices of later batches:
                 # do not set the sampler back
                 self.owners.put_back(loaded["now"], samplers=not self.loader.num_workers)
         if first is None:
             self._before = {"iterator": self.owners.noted()}
             self._live = _Live(self, make(), 0, self._epoch())
-        elif not self._reaches(first):
+        elif not self._reaches(first, again):
             self._live = self._rebuilt(first, make)
             if loaded is not None:
                 # the new iterator has drawn the sampler's numbers again, but has not read the items
@@ -122,8 +122,11 @@ class Reader:
         assert self._live is not None
         return self._live.batches(first or 0)
 
-    def _reaches(self, first: int) -> bool:
-        return self._live is not None and self._live.reaches(first, self._epoch())
+    def _reaches(self, first: int, again: bool) -> bool:
+        # the iterator that a replacement has made before training has not read the last batch: it
+        # would read it with what the loader's objects are behind the step
+        live = self._live
+        return live is not None and live.reaches(first, self._epoch(), read=again)
 
     def was_read_again(self) -> None:
         """
@@ -214,11 +217,12 @@ class _Live:
         """The batches by their number in the epoch, each with the states before and after it was
         read, and a seal that tells whether it was changed since."""
 
-    def reaches(self, first: int, epoch: int) -> bool:
+    def reaches(self, first: int, epoch: int, *, read: bool) -> bool:
         """
-        Return True if the batches of `epoch` from `first` on can be had from this iterator.
+        Return True if the batches of `epoch` from `first` on can be had from this iterator. With
+        `read`, only if it has read batch `first`.
         """
-        if epoch != self._epoch or first > self._next:
+        if epoch != self._epoch or first + read > self._next:
             return False
         kept = [self._kept.get(number) for number in range(first, self._next)]
         # a hook or a training_step may have changed a batch, for example replaced its tensors

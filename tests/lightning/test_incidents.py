@@ -65,7 +65,7 @@ def test_kills_in_all_phases_leave_the_training_as_it_was(tmp_path: Path, calm_k
     batches, logged metrics, checkpoints and final state are those of Lightning's own strategy. The
     training computes with sets, arrays and the like in private attributes, submodules, data module
     and callbacks."""
-    steps = (3, 5, 9, 12, 14, 18)
+    steps = (2, 5, 9, 12, 14, 18)
     specs = [
         f"kill:rank={turn % 2},step={step},phase={phase}"
         for turn, (step, phase) in enumerate(zip(steps, PHASES, strict=True))
