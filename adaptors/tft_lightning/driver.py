@@ -45,6 +45,7 @@ class Driver:
         self._session = session
         self._trainer = trainer
         self._ledger = LogLedger(session.run_dir, session.rank, self.computing)
+        self._begun = session.run_dir / "lightning" / f"begun-{session.rank}"
         self._checkpoints = checkpoints
         self._position: Position | None = None
         self._opened = False
@@ -101,6 +102,13 @@ class Driver:
         optimization._optimizer_step = optimizer_step
         for callback in trainer.callbacks:
             self._checkpoints.watch(callback)
+
+    def has_begun(self) -> bool:
+        """
+        Return True if training has begun in an earlier process of this rank. Then the state of this
+        rank is kept, with what the sanity check has changed.
+        """
+        return self._session.incarnation > 0 and self._begun.exists()
 
     def computing(self) -> int:
         """
@@ -215,6 +223,7 @@ class Driver:
             self._let_go()
 
     def _train(self, session: Session) -> None:
+        self._begun.touch()
         # before the first step, this says only that the loop marks the ends of its steps
         session.end_step()
         try:

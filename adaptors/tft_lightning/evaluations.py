@@ -28,7 +28,7 @@ def watch(loader: object, watched: Watched) -> None:
 def set_up(trainer: Trainer) -> None:
     """
     Make the validation loaders in a replacement process. Otherwise the sanity check makes them, but
-    a replacement process skips it. Later, making them would let the ranks wait for each other.
+    a replacement process may skip it. Later, making them would let the ranks wait for each other.
     """
     if trainer.enable_validation:
         trainer.validating = True

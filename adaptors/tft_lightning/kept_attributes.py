@@ -90,7 +90,7 @@ class KeptAttributes:
 
     def __init__(self, trainer: Trainer) -> None:
         """
-        Begin before the sanity check, which a replacement process leaves out.
+        Begin before the sanity check, which a later replacement process leaves out.
         """
         module = trainer.lightning_module
         self._device = module.device

@@ -152,7 +152,7 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
                     "trainer.fit was given ckpt_path, and a replacement process would begin there "
                     "again: continue a job with tft run --resume, or load the weights in the script"
                 )
-            if self.replacement:
+            if self._driver.has_begun():
                 trainer.num_sanity_val_steps = 0
             self._watch_outputs(self._driver)
             self._driver.install()

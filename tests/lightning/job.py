@@ -116,8 +116,9 @@ class Net(LightningModule):  # type: ignore[misc]  # it has no types here
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss of a batch."""
-        if not self.trainer.sanity_checking and batch_idx == 1:
-            die("validation", self.current_epoch)
+        if batch_idx == 1:
+            sanity = self.trainer.sanity_checking
+            die("sanity" if sanity else "validation", self.current_epoch)
         points, kinds = batch
         self.log("val_loss", cross_entropy(self.net(points), kinds), sync_dist=True)
         self.log("noise", torch.rand(()).to(self.device), sync_dist=True)

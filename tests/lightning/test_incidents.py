@@ -80,16 +80,16 @@ def test_kills_in_all_phases_leave_the_training_as_it_was(tmp_path: Path, calm_k
 
 
 def test_kills_between_steps_leave_the_training_as_it_was(tmp_path: Path, calm_kinds: Path) -> None:
-    """When ranks are killed in a validation, while a checkpoint is saved, in a callback, and at the
-    end of an epoch, also twice behind the same step, then everything is as without a fault, also
-    the attributes of all kinds."""
+    """When ranks are killed in the sanity check, in a validation, while a checkpoint is saved, in a
+    callback, and at the end of an epoch, also twice behind the same step, then everything is as
+    without a fault, also the attributes of all kinds."""
     places = deaths(
-        "validation:0:0", "validation:1:1", "saving:0:7", "saving:1:12", "epoch_end:0:1",
+        "sanity:1:0", "validation:0:0", "validation:1:1", "saving:0:7", "saving:1:12", "epoch_end:0:1",
         "batch_end:0:10", "batch_end:1:21",
     )  # fmt: skip
     outcome = protected(tmp_path, (), *KINDS, *places)
     assert outcome.code == 0, outcome.output
-    assert len(list((tmp_path / "own").glob("died-*"))) == 7
+    assert len(list((tmp_path / "own").glob("died-*"))) == 8
     assert {i["strategy"] for i in outcome.incidents} == {"recover"}
     assert {tuple(each["inexact"]) for each in outcome.incidents} == {()}
     assert differences(tmp_path / "own", calm_kinds) == []
