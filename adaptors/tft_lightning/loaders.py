@@ -3,11 +3,11 @@ The training data loader with a position: it can go back to a batch of the prese
 the middle of an epoch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from tft_pytorch.generators import generators, restore
+from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.iterators import loader_like
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
@@ -119,6 +119,8 @@ class Reader:
                 # of earlier batches: restore the generators of the objects that read items
                 before = loaded["last"] if again else None
                 self.owners.put_back(before or loaded["now"], samplers=False)
+                drawn = [before.get("drawn")] if before else []
+                self._live.draws_again(first, [*drawn, *loaded["ahead"]])
         assert self._live is not None
         return self._live.batches(first or 0)
 
@@ -161,8 +163,10 @@ class Reader:
         Return what another process needs to make the same iterator. `last` is the number of the last
         batch of the step.
         """
-        before = None if self._live is None else self._live.before(last)
-        return {**self._before, "last": before, "now": self.owners.states()}
+        live = self._live
+        before = None if live is None else live.before(last)
+        ahead = [] if live is None or before is None else live.ahead(last)
+        return {**self._before, "last": before, "ahead": ahead, "now": self.owners.states()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
@@ -170,6 +174,8 @@ class Reader:
         """
         self._before = {name: kept for name, kept in state.items() if name in ("iterator", "first")}
         self._loaded = {name: state[name] for name in ("last", "now")}
+        # a checkpoint of an earlier version has none
+        self._loaded["ahead"] = state.get("ahead", ())
 
     def _rebuilt(self, first: int, make: Callable[[], Iterator[Batch]]) -> "_Live":
         present = generators()
@@ -217,6 +223,15 @@ class _Live:
         """The batches by their number in the epoch, each with the states before and after it was
         read, and a seal that tells whether it was changed since."""
 
+        self._draws: dict[int, Any] = {}
+        """The generators of the process before batches that another process has read already."""
+
+    def draws_again(self, first: int, drawn: Sequence[Any]) -> None:
+        """
+        Read the batches from `first` on with the generators of the process in the states `drawn`.
+        """
+        self._draws = {first + at: each for at, each in enumerate(drawn) if each is not None}
+
     def reaches(self, first: int, epoch: int, *, read: bool) -> bool:
         """
         Return True if the batches of `epoch` from `first` on can be had from this iterator. With
@@ -238,6 +253,14 @@ class _Live:
         """
         return self._kept[number][1] if number in self._kept else None
 
+    def ahead(self, number: int) -> list[Any]:
+        """
+        Return the generators of the process before each batch was read that is behind batch
+        `number`.
+        """
+        read = (self._kept[each] for each in range(number + 1, self._next))
+        return [before["drawn"] for _, before, _, _ in read]
+
     def batches(self, first: int) -> Iterator[Batch]:
         """
         Yield the batches from `first` on.
@@ -253,7 +276,10 @@ class _Live:
             else:
                 if number == 0:
                     self._reader.first_is_read()
-                before = owners.states() if alone else None
+                if number in self._draws:
+                    restore(unpacked(self._draws.pop(number)))
+                drawn = packed(generators()) if alone else None
+                before = {**owners.states(), "drawn": drawn} if alone else None
                 try:
                     batch = next(self._inner)
                 except StopIteration:

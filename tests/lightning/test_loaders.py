@@ -162,6 +162,37 @@ class Shuffled(Sampler[int]):
         return 24
 
 
+class Noisy(IterableDataset[Any]):
+    """
+    Numbers without an index, each changed by generators of the process.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the numbers."""
+        yield from (number + torch.rand(1) + random.random() for number in range(24))
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_replacement_draws_again_for_batches_that_were_read(number: int) -> None:
+    """When items draw from the generators of the process, and a batch was read ahead, as Lightning
+    does without a length, then a replacement reads the last batch and the one ahead as they were."""
+    first = positioned(DataLoader(Noisy(), batch_size=4), lambda: 0, watched())
+    epoch = iter(first)
+    read(islice(epoch, number))
+    torch.rand(3)
+    last = next(epoch)
+    torch.rand(5)
+    following = next(epoch)
+    state = reader_of(first).state(number)
+
+    other = replacement(DataLoader(Noisy(), batch_size=4))
+    reader_of(other).load(state)
+    reader_of(other).seek(number, again=True)
+    again = iter(other)
+    assert next(again).equal(last)
+    assert next(again).equal(following)
+
+
 OWN: dict[str, Callable[[], Any]] = {
     "lazy": lambda: DataLoader(Numbers(), batch_size=4, sampler=Lazy()),
     "weighted": lambda: DataLoader(
@@ -267,6 +298,7 @@ def test_a_replacement_reads_the_last_batch_again_as_it_was(kind: str, number: i
     again = iter(other)
     assert next(again).equal(last)
     reader_of(other).was_read_again()
+    restore(drawn)
     assert read(again) == rest
     assert read(other) == following
 
