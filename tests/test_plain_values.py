@@ -7,6 +7,7 @@ tensors.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -83,6 +84,21 @@ def test_tensors_of_a_framework_are_kept_in_containers() -> None:
     assert (total.value, total.device) == (2.5, "here")
     with pytest.raises(NotPlain):
         values.plain([Parameter(1.0, "here")])
+
+
+def test_data_behind_a_view_stays_as_it_is() -> None:
+    """When an attribute is a row of an array by the time it is put back, then it becomes an array of its
+    own: the row of that time belongs elsewhere. An array with its own data keeps its identity."""
+    data = numpy.arange(6.0).reshape(3, 2).copy()
+    owner = SimpleNamespace(row=data[1], held={"row": data[1]}, own=numpy.zeros(2))
+    noted, own = values.plain(vars(owner)), owner.own
+    owner.row = owner.held["row"] = data[2]
+    own[:] = 7
+    values.put_back(owner, values.placed(noted))
+    assert data.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert owner.row.tolist() == owner.held["row"].tolist() == [2, 3]
+    assert owner.own is own
+    assert own.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("value", [numpy.zeros(101), list(range(101)), [set(range(101))]])

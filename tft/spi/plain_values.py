@@ -410,15 +410,20 @@ def _filled(old: Any, value: Any) -> Any:
     elif isinstance(old, set) or (isinstance(old, deque) and old.maxlen == value.maxlen):
         old.clear()
         old.update(value) if isinstance(old, set) else old.extend(value)
-    elif (
-        isinstance(old, numpy.ndarray)
-        and (old.shape, old.dtype) == (value.shape, value.dtype)
-        and old.flags.writeable
-    ):
+    elif isinstance(old, numpy.ndarray) and _can_hold(old, value):
         old[...] = value
     else:
         return value
     return old
+
+
+def _can_hold(old: Any, value: Any) -> bool:
+    """
+    Return True if the content of `value` can be written into the array `old`. A view is of other data,
+    such as a row of a dataset, to which that content does not belong.
+    """
+    same = (old.shape, old.dtype) == (value.shape, value.dtype)
+    return same and old.base is None and bool(old.flags.writeable)
 
 
 # ---------------------------------------------------------------- what is not kept
