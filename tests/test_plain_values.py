@@ -15,6 +15,7 @@ import pytest
 
 from tft.spi import pack, unpack
 from tft.spi.plain_values import (
+    Filled,
     Large,
     NotPlain,
     PlainValues,
@@ -99,6 +100,50 @@ def test_data_behind_a_view_stays_as_it_is() -> None:
     assert owner.row.tolist() == owner.held["row"].tolist() == [2, 3]
     assert owner.own is own
     assert own.tolist() == [0, 0]
+
+
+def test_two_names_of_one_object_get_what_each_had() -> None:
+    """When two attributes, or parts of a dict, had objects of their own and refer to one object by the
+    time they are put back, then each has its own content again."""
+    owner = SimpleNamespace(last=[1], now=[1, 2], held={"b": [1], "c": [1, 2]})
+    noted, before = values.plain(vars(owner)), owner.last
+    owner.now = owner.last
+    owner.held["c"] = owner.held["b"]
+    values.put_back(owner, values.placed(noted))
+    assert owner.last is before
+    assert vars(owner) == {"last": [1], "now": [1, 2], "held": {"b": [1], "c": [1, 2]}}
+
+
+def test_two_owners_of_one_object_get_what_each_had() -> None:
+    """When two owners that are put back together refer to one object, then each gets its own content."""
+    shared = Meter(Weight(0.0, "here"), [0])
+    owners = [SimpleNamespace(meter=shared) for _ in range(2)]
+    filled: Filled = {}
+    for last, owner in enumerate(owners):
+        values.put_back(owner, {"meter": Meter(Weight(1.0, "here"), [last])}, filled)
+    assert owners[0].meter is shared
+    assert [each.meter.last for each in owners] == [[0], [1]]
+
+
+def test_names_that_always_were_of_one_object_still_are() -> None:
+    """When two names refer to one object all the time, then they still do after it is put back."""
+    losses = [float("nan"), 2.0]
+    owner = SimpleNamespace(losses=losses, means={"loss": losses})
+    noted = values.plain(vars(owner))
+    losses.append(3.0)
+    values.put_back(owner, values.placed(noted))
+    assert owner.losses is owner.means["loss"] is losses
+    assert repr(losses) == "[nan, 2.0]"
+
+
+def test_value_that_has_itself_as_a_part_is_put_back() -> None:
+    """When a dict has become a part of itself, then it has its content again, with a dict as part."""
+    owner = SimpleNamespace(tree={"left": {"at": 1}})
+    noted, tree = values.plain(vars(owner)), owner.tree
+    tree["left"] = tree
+    values.put_back(owner, values.placed(noted))
+    assert owner.tree is tree
+    assert tree == {"left": {"at": 1}}
 
 
 @pytest.mark.parametrize("value", [numpy.zeros(101), list(range(101)), [set(range(101))]])

@@ -15,7 +15,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from tft import Session
-from tft.spi.plain_values import LIMIT, size_of
+from tft.spi.plain_values import LIMIT, Filled, size_of
 
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
@@ -138,12 +138,14 @@ class KeptAttributes:
                 room -= size_of(noted)
         return found
 
-    def put_back(self, noted: Mapping[str, Any]) -> None:
+    def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
-        Restore a result of `noted` of this process or another one, after `placed`.
+        Restore a result of `noted` of this process or another one, after `placed`. Pass the same
+        `filled` for all owners that are put back together.
         """
+        filled = {} if filled is None else filled
         for name, changes in self._changes.items():
-            changes.put_back(noted.get(name, {}), self._device)
+            changes.put_back(noted.get(name, {}), self._device, filled)
 
     def report(self, session: Session) -> None:
         """

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tft import Session
 from tft.errors import UsageError
-from tft.spi.plain_values import NotPlain
+from tft.spi.plain_values import Filled, NotPlain
 from tft_lightning.evaluations import Evaluations
 from tft_lightning.kept_attributes import KeptAttributes
 from tft_lightning.loaders import Reader, reader_of
@@ -153,9 +153,10 @@ class Position:
         self._gone_back, self.pending = self.pending, None
         restore_loops(trainer, state["loops"])
         callbacks = _moved(state["callbacks"], _PLACE, self._place)
+        filled: Filled = {}
         for callback, noted in zip(self._callbacks, callbacks, strict=True):
-            callback.put_back(noted)
-        self._put_attributes_back(state)
+            callback.put_back(noted, filled)
+        self._put_attributes_back(state, filled)
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"], trainer.callbacks)
@@ -172,11 +173,11 @@ class Position:
         module and data module.
         """
         noted = {name: self._gone_back[name] for name in ("module", "changed")}
-        self._put_attributes_back(placed(noted, self._trainer.lightning_module.device))
+        self._put_attributes_back(placed(noted, self._trainer.lightning_module.device), {})
 
-    def _put_attributes_back(self, state: Mapping[str, Any]) -> None:
-        self._module.put_back(state["module"])
-        self._kept.put_back(state["changed"])
+    def _put_attributes_back(self, state: Mapping[str, Any], filled: Filled) -> None:
+        self._module.put_back(state["module"], filled)
+        self._kept.put_back(state["changed"], filled)
 
 
 # Any: a tree of plain values
@@ -223,13 +224,13 @@ class CallbackState:
                 ) from None
         return state
 
-    def put_back(self, noted: Mapping[str, Any]) -> None:
+    def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
-        Restore a result of `noted`.
+        Restore a result of `noted`. Pass the same `filled` for all callbacks.
         """
         if noted["state"]:
             self.callback.load_state_dict(dict(noted["state"]))
-        self.attributes.put_back(noted["attributes"])
+        self.attributes.put_back(noted["attributes"], filled)
         if isinstance(self.callback, ThroughputMonitor):
             # it refuses batches and samples that it has counted already
             for each in self.callback._throughputs.values():

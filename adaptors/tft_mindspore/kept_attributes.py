@@ -16,6 +16,7 @@ from mindspore import Tensor, nn, train
 from tft.spi.plain_values import (
     LARGE,
     LIMIT,
+    Filled,
     NotPlain,
     mark_of_array,
     size_of,
@@ -135,6 +136,7 @@ class KeptAttributes:
         Set the attributes to what was noted last, or to what `rollback` was given after that. Those
         for which the class has a default get it back if they were not set then.
         """
+        filled: Filled = {}
         for number, (callback, noted) in enumerate(
             zip(self._callbacks, self._last["kept"], strict=True)
         ):
@@ -143,7 +145,7 @@ class KeptAttributes:
                 if hasattr(type(callback), name) and (number, name) not in self._left:
                     delattr(callback, name)
             kept = {n: values.placed(v) for n, v in noted.items() if (number, n) not in self._left}
-            values.put_back(callback, kept)
+            values.put_back(callback, kept, filled)
         # the objects in a loop that is entered again are others: so do not compare with them
         self._marks.clear()
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tft.errors import UsageError
-from tft.spi.plain_values import AS_THEY_ARE, LIMIT, NotPlain, size_of
+from tft.spi.plain_values import AS_THEY_ARE, LIMIT, Filled, NotPlain, equal, size_of
 from tft_pytorch.plain_values import (
-    equal,
     into,
     is_fixed,
     may_be_plain,
@@ -99,16 +98,16 @@ class Attributes:
                 )
         return found
 
-    def put_back(self, noted: Mapping[str, Any]) -> None:
+    def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
         Set the attributes to `noted`, a result of the method `noted` of this process or another
         one. An attribute that is not in `noted` gets the default of its class back, if there is
-        one.
+        one. Pass the same `filled` for all owners that are put back together.
         """
         for name in self._found().keys() - noted.keys():
             if hasattr(type(self._owner), name):
                 delattr(self._owner, name)
-        put_back(self._owner, noted)
+        put_back(self._owner, noted, filled)
 
     def keeps(self, name: str) -> bool:
         """
@@ -209,11 +208,15 @@ class Changes:
         if not _computed(value):
             self._grown.append(name)
 
-    def put_back(self, noted: Mapping[str, Any], device: torch.device) -> None:
+    def put_back(
+        self, noted: Mapping[str, Any], device: torch.device, filled: Filled | None = None
+    ) -> None:
         """
         Set the attributes to a result of `noted` of this process or another one, after `placed`.
-        Tensors that were on a device before training are on `device` again.
+        Tensors that were on a device before training are on `device` again. Pass the same `filled`
+        for all owners that are put back together.
         """
+        filled = {} if filled is None else filled
         changed, left = noted.get("set", {}), {*noted.get("left", ()), *self._left}
         gone, attributes = noted.get("gone", ()), vars(self._owner)
         for name, value in list(self._plain()):
@@ -223,11 +226,11 @@ class Changes:
                 del attributes[name]
             elif not equal(value, self._start[name]):
                 start = placed(_copied(self._start[name]), device)
-                attributes[name] = into(attributes[name], start)
+                attributes[name] = into(attributes[name], start, filled)
         for name in self._start.keys() - attributes.keys() - {*left, *gone, *changed}:
             attributes[name] = placed(_copied(self._start[name]), device)
         for name, value in changed.items():
-            attributes[name] = into(attributes.get(name), value)
+            attributes[name] = into(attributes.get(name), value, filled)
 
     def grown(self) -> list[str]:
         """

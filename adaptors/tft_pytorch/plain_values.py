@@ -41,23 +41,6 @@ def is_fixed(value: Any) -> bool:  # Any: a value that is plain
     return type(value) in SCALARS or isinstance(value, Enum | PurePath | numpy.generic | complex)
 
 
-def equal(left: Any, right: Any) -> bool:  # Any: results of `plain`
-    """
-    Return True if two plain values are the same, also in their types.
-    """
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(
-            equal(each, right[key]) for key, each in left.items()
-        )
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(equal, left, right))
-    return bool(left == right)
-
-
 def on_device(host: Tensor) -> dict[str, object]:
     """
     Return the plain form of a tensor on the device of its rank. `host` is a copy of it.

@@ -12,11 +12,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tft_pytorch.plain_values import equal, into, placed, plain
+from tft_pytorch.plain_values import into, placed, plain
 from torch import nn
 
 from tft.spi import pack, unpack
-from tft.spi.plain_values import NotPlain, size_of
+from tft.spi.plain_values import NotPlain, equal, size_of
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "left right")

@@ -49,6 +49,9 @@ _SAMPLES = 256
 Form = Callable[[Any, int], Any]
 """Returns the plain form of a value of one type. Takes the value, and how deep its parts lie."""
 
+Filled = dict[int, tuple[Any, Any]]
+"""The objects that have got their content back, by their `id`, each with the value it was given."""
+
 
 class NotPlain(Exception):
     """
@@ -159,37 +162,57 @@ class PlainValues:
             return kind(self.placed(each, place) for each in value)
         return value
 
-    def into(self, old: Any, value: Any) -> Any:  # Any: an attribute may have any type
+    # Any: attributes may have any type
+    def into(self, old: Any, value: Any, filled: Filled | None = None) -> Any:
         """
         Return `value`, a result of `placed`. If `old` is of the same kind and can be changed, return
         `old` with the content of `value`, since other objects may refer to it.
+
+        Pass the same `filled` for values that are put back together. If it has `old` with other
+        content already, two names refer to one object now that had two: then return `value`.
         """
+        filled = {} if filled is None else filled
+        if id(old) in filled:
+            return old if self._same(filled[id(old)][1], value) else value
+        filled[id(old)] = old, value  # before its parts, which may refer to it
+        found = self._into(old, value, filled)
+        if found is not old:
+            del filled[id(old)]
+        return found
+
+    def put_back(
+        self, owner: object, attributes: Mapping[str, Any], filled: Filled | None = None
+    ) -> None:
+        """
+        Set attributes of `owner` to values that `placed` has returned. Lists, dicts and the like
+        keep their identity, since other objects may refer to them. Pass the same `filled` for all
+        owners that are put back together.
+        """
+        present, filled = vars(owner), {} if filled is None else filled
+        for name, value in attributes.items():
+            setattr(owner, name, self.into(present.get(name), value, filled))
+
+    def _into(self, old: Any, value: Any, filled: Filled) -> Any:
         if isinstance(old, dict) and type(value) in (dict, type(old)):
-            content = {key: self.into(old.get(key), each) for key, each in value.items()}
+            content = {key: self.into(old.get(key), each, filled) for key, each in value.items()}
             old.clear()
             old.update(content)
             return old
-        for kind, filled in self._fillers:
+        for kind, fill in self._fillers:
             if isinstance(old, kind) and isinstance(value, kind):
-                return filled(old, value)
+                return fill(old, value)
         if type(old) is not type(value):
             return value
         if generators.kind_of(old):
             generators.put_back(old, generators.read(value)[1])
             return old
         if is_dataclass(old) and not _frozen(old):
-            self._fill_record(old, value)
+            self._fill_record(old, value, filled)
             return old
         return _filled(old, value)
 
-    def put_back(self, owner: object, attributes: Mapping[str, Any]) -> None:
-        """
-        Set attributes of `owner` to values that `placed` has returned. Lists, dicts and the like
-        keep their identity, since other objects may refer to them.
-        """
-        present = vars(owner)
-        for name, value in attributes.items():
-            setattr(owner, name, self.into(present.get(name), value))
+    def _same(self, left: Any, right: Any) -> bool:
+        return equal(self.plain(left), self.plain(right))
 
     # ------------------------------------------------------------ the forms of the types
 
@@ -271,12 +294,12 @@ class PlainValues:
             object.__setattr__(found, name, self.placed(each, place))
         return found
 
-    def _fill_record(self, old: Any, value: Any) -> None:
+    def _fill_record(self, old: Any, value: Any, filled: Filled) -> None:
         content = _content(value)
         for name in _content(old).keys() - content.keys():
             object.__delattr__(old, name)
         for name, each in content.items():
-            object.__setattr__(old, name, self.into(getattr(old, name, None), each))
+            object.__setattr__(old, name, self.into(getattr(old, name, None), each, filled))
 
 
 def size_of(value: Any) -> int:  # Any: a result of `plain`
@@ -292,6 +315,23 @@ def size_of(value: Any) -> int:  # Any: a result of `plain`
         return sum(map(size_of, value))
     size: int = getattr(value, "nbytes", 8)  # of a tensor, or `Large`
     return size
+
+
+def equal(left: Any, right: Any) -> bool:  # Any: results of `plain`
+    """
+    Return True if two plain values are the same, also in their types. Tensors are compared by content.
+    """
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(
+            equal(each, right[key]) for key, each in left.items()
+        )
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(equal, left, right))
+    if hasattr(left, "dtype"):  # a tensor of torch
+        return left.dtype == right.dtype and bool(left.equal(right))
+    return bool(left == right or (left != left and right != right))  # NaN is like NaN
 
 
 # ---------------------------------------------------------------- the forms of the types
