@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
+from tft.errors import UsageError
 from tft.spi import pack, unpack
 from tft.spi.plain_values import (
     Filled,
@@ -164,13 +165,60 @@ def test_dataclass_of_a_framework_is_not_plain() -> None:
     assert not apart.may_be_plain(Meter(Weight(1.0, "here"), []))
 
 
-def test_nameless_factory_of_a_part_is_not_plain() -> None:
-    """When a defaultdict within another value has a function without a name, then it is not plain: a
-    replacement process would have a dict, and stop at the first missing key."""
-    with pytest.raises(NotPlain):
-        values.plain({"counts": defaultdict(lambda: 5)})
-    assert values.plain({"counts": defaultdict(int, a=1)})
-    assert values.plain(defaultdict(lambda: 5, a=1)) == {"a": 1}
+def counting() -> dict[str, Any]:
+    """
+    Return counters that are made by functions without names.
+    """
+    return {
+        "all": {"train": defaultdict(lambda: 5)},
+        "by": defaultdict(lambda: defaultdict(lambda: 5)),
+        "many": ([defaultdict(lambda: 5)], [{"train": defaultdict(lambda: 5)}]),
+    }
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_nameless_function_of_a_part_is_that_of_the_part_that_is_there(fresh: bool) -> None:
+    """When a defaultdict within another value has a function without a name, then its content is put
+    back, and the function is that of the defaultdict that is there, or that the one around it makes."""
+
+    def parts(counts: Any) -> list[Any]:
+        many = counts["many"]
+        return [counts["all"]["train"], counts["by"]["train"], many[0][0], many[1][0]["train"]]
+
+    owner = SimpleNamespace(counts=counting())
+    for each in parts(owner.counts):
+        each["seen"] += 1
+    noted = unpack(pack(values.plain(vars(owner))))
+    for each in parts(owner.counts):
+        each["seen"] += 1
+    if fresh:
+        owner.counts = counting()
+    values.put_back(owner, values.placed(noted))
+    for each in parts(owner.counts):
+        assert dict(each) == {"seen": 6}
+        assert each["new"] == 5
+
+
+def test_names_that_share_a_nameless_function_by_now_both_have_it() -> None:
+    """When two attributes have become one defaultdict whose function has no name, then each has its own
+    content again, and both have the function."""
+    owner = SimpleNamespace(last=defaultdict(lambda: 5, a=1), now=defaultdict(lambda: 5, a=2))
+    noted = values.plain(vars(owner))
+    owner.last = owner.now
+    values.put_back(owner, values.placed(noted))
+    assert (owner.last, owner.now) == ({"a": 1}, {"a": 2})
+    assert owner.last["new"] == owner.now["new"] == 5
+
+
+def test_nameless_function_that_is_not_there_is_named_where_it_is_needed() -> None:
+    """When a replacement process has no defaultdict at the place of one whose function has no name, then
+    it has its content, and an exception at the first missing key says what to do."""
+    noted = unpack(pack(values.plain({"counts": defaultdict(lambda: 5, seen=6)})))
+    found = values.into({}, values.placed(noted))["counts"]
+    assert found == {"seen": 6}
+    assert values.plain(found) == noted["counts"]
+    with pytest.raises(UsageError, match="Make the defaultdict where its object is made"):
+        found["new"]
 
 
 def test_change_within_an_array_changes_its_mark() -> None:

@@ -2,14 +2,16 @@
 Which attributes of the user's objects are kept, and that those of Lightning are left alone.
 """
 
+from collections import defaultdict
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tft_lightning.kept_attributes import KeptAttributes, frameworks_own
+from tft_lightning.position import CallbackState
 from tft_lightning.results import noted_metrics, restore_metrics
 from tft_pytorch.attributes import Attributes
 from tft_pytorch.plain_values import placed
@@ -54,6 +56,28 @@ class Data(LightningDataModule):  # type: ignore[misc]  # it has no types here
     def __init__(self) -> None:
         super().__init__()
         self.served = 0
+
+
+class Counting(Callback):  # type: ignore[misc]  # it has no types here
+    """
+    A callback whose state has a defaultdict with a function without a name.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = defaultdict(lambda: 5)
+        self.parts = {"train": self.counts}
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Return the counters.
+        """
+        return {"counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Take the counters.
+        """
+        self.counts.update(state["counts"])
 
 
 class Checkpoint(ModelCheckpoint):  # type: ignore[misc]  # it has no types here
@@ -213,3 +237,14 @@ def test_what_grows_too_large_is_reported_in_any_step() -> None:
         kept.noted()
         kept.report(session)  # type: ignore[arg-type]
     assert session.told == ["Module._seen"]
+
+
+def test_state_of_a_callback_may_have_functions_without_a_name() -> None:
+    """When the `state_dict` or an attribute of a callback has a defaultdict whose function has no name,
+    then another process has the content, and its own function."""
+    ours, theirs = Counting(), Counting()
+    ours.counts["seen"] += 1
+    CallbackState(theirs).put_back(placed(CallbackState(ours).noted(), torch.device("cpu")))
+    assert theirs.counts is theirs.parts["train"]
+    assert dict(theirs.counts) == {"seen": 6}
+    assert theirs.counts["new"] == 5

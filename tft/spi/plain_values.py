@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy
 
+from tft.errors import UsageError
 from tft.spi import generators
 
 LIMIT = 32 * 1024
@@ -173,7 +174,10 @@ class PlainValues:
         """
         filled = {} if filled is None else filled
         if id(old) in filled:
-            return old if self._same(filled[id(old)][1], value) else value
+            if self._same(filled[id(old)][1], value):
+                return old
+            _lend_functions(old, value)
+            return value
         filled[id(old)] = old, value  # before its parts, which may refer to it
         found = self._into(old, value, filled)
         if found is not old:
@@ -194,7 +198,7 @@ class PlainValues:
 
     def _into(self, old: Any, value: Any, filled: Filled) -> Any:
         if isinstance(old, dict) and type(value) in (dict, type(old)):
-            content = {key: self.into(old.get(key), each, filled) for key, each in value.items()}
+            content = {k: self.into(_part(old, k, v), v, filled) for k, v in value.items()}
             old.clear()
             old.update(content)
             return old
@@ -203,6 +207,7 @@ class PlainValues:
                 return fill(old, value)
         if type(old) is not type(value):
             return value
+        _lend_functions(old, value)
         if generators.kind_of(old):
             generators.put_back(old, generators.read(value)[1])
             return old
@@ -257,14 +262,11 @@ class PlainValues:
     def _dict(self, value: Any, depth: int) -> Any:
         kind, makes = ["builtins", "dict"], ["", ""]
         if type(value) in _DICTS:
+            kind = _named(type(value))
             try:
                 makes = _named(getattr(value, "default_factory", None) or type(None))
-                kind = _named(type(value))
             except NotPlain:
-                # Another process would make a dict of it, in which a missing key is an error. A
-                # defaultdict that is an attribute itself is there, and `into` keeps its function.
-                if depth > 1:
-                    raise
+                makes = _named(no_function)
         # a dict of another class keeps it where the content is put back into the dict that is there
         if kind == ["builtins", "dict"] and SCALARS.issuperset(map(type, value)):
             return {key: self.plain(each, depth) for key, each in value.items()}
@@ -425,6 +427,48 @@ def _class(names: list[str]) -> Any:
 
 
 # ---------------------------------------------------------------- putting values back
+
+
+def no_function() -> None:
+    """
+    Stand for the function of a defaultdict that has no name by which another process finds it. `into`
+    takes that of the defaultdict that is there. Raises `UsageError` if there was none.
+    """
+    raise UsageError(
+        "a defaultdict that tft has put back has no function that makes missing values: that function "
+        "has no name by which a replacement process finds it, such as a lambda. Make the defaultdict "
+        "where its object is made, or give it a function of a module, such as int or list"
+    )
+
+
+def _lacks_function(value: Any) -> bool:
+    return isinstance(value, defaultdict) and value.default_factory is no_function
+
+
+def _part(old: dict[Any, Any], key: Any, value: Any) -> Any:
+    """
+    Return the part of `old` into which `value` is put back. A missing defaultdict is made by the
+    function of `old`, since it may have a function without a name.
+    """
+    if key not in old and _lacks_function(value) and not _lacks_function(old):
+        made = getattr(old, "default_factory", None)
+        return made() if made else None
+    return old.get(key)
+
+
+# Any: attributes may have any type
+def _lend_functions(old: Any, value: Any) -> None:
+    """
+    Give each defaultdict in `value` without its function that of the one at its place in `old`.
+    """
+    if isinstance(old, dict) and isinstance(value, dict):
+        if isinstance(value, defaultdict) and _lacks_function(value):
+            value.default_factory = getattr(old, "default_factory", no_function)
+        for key, each in value.items():
+            _lend_functions(_part(old, key, each), each)
+    elif type(old) is type(value) and isinstance(old, list | tuple):
+        for each, new in zip(old, value, strict=False):
+            _lend_functions(each, new)
 
 
 def _content(record: Any) -> dict[str, Any]:
