@@ -149,6 +149,8 @@ def test_attributes_that_change_and_cannot_be_kept_are_named_once() -> None:
     callback.large = numpy.zeros(LIMIT)
     callback.rows = []
     callback.best = None
+    callback.table = numpy.array([object(), object()])
+    callback.names = numpy.array([object(), object()])
     kept = KeptAttributes([callback], 0)
     kept.note(1, whole=True)
     assert list(kept.unkept()) == []
@@ -156,11 +158,12 @@ def test_attributes_that_change_and_cannot_be_kept_are_named_once() -> None:
     callback.large[7 * LIMIT // 256] = 1.0
     callback.rows = list(range(LIMIT))
     callback.best = {"w": Parameter(Tensor(1.0))}
+    callback.table[1] = object()
     for step in (2, 3):
         kept.note(step, whole=True)
         found = dict(kept.unkept())
         if step == 2:
-            assert sorted(found) == ["Mean.best", "Mean.large", "Mean.rows"]
+            assert sorted(found) == ["Mean.best", "Mean.large", "Mean.rows", "Mean.table"]
             assert "because it is no plain value" in found["Mean.best"]
             assert "because it has more than 32 KiB" in found["Mean.large"]
         else:

@@ -528,8 +528,9 @@ def unkept_sentence(owner: str, name: str, why: str, more: str = "") -> str:
 
 def mark_of_array(array: Any) -> object:  # Any: an array of any type
     """
-    Return a value that changes when the array changes: its shape, and samples of it.
+    Return a value that changes when the array changes: its shape, and samples of it. Those of an array
+    of objects say which objects they are.
     """
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)]
-    return [array.shape, None if array.dtype.hasobject else sample.tobytes()]
+    return [array.shape, sample.tobytes()]  # the bytes of objects are their addresses
