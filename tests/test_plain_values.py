@@ -5,7 +5,7 @@ Values of the user's objects, as adaptors keep them, without a framework.
 tensors.
 """
 
-from collections import defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -163,6 +163,28 @@ def test_dataclass_of_a_framework_is_not_plain() -> None:
     apart = PlainValues(forms={}, makers={}, frameworks=(__name__.partition(".")[0],), large=800)
     assert values.may_be_plain(Meter(Weight(1.0, "here"), []))
     assert not apart.may_be_plain(Meter(Weight(1.0, "here"), []))
+
+
+def test_own_class_of_dicts_within_another_value_may_be_refused() -> None:
+    """When a dict of a class of the user is a part of a value, then an adaptor may refuse it, since a
+    replacement process may have a dict there. An attribute itself is put back into the one there."""
+
+    class Table(dict[str, int]):
+        """
+        A dict of the user.
+        """
+
+    strict = PlainValues(forms={}, makers={}, frameworks=(), large=800, own_dicts=False)
+    owner = SimpleNamespace(table=Table(a=1))
+    with pytest.raises(NotPlain):
+        strict.plain({"table": owner.table})
+    noted, table = strict.plain(owner.table), owner.table
+    table["a"] = 2
+    strict.put_back(owner, {"table": strict.placed(noted)})
+    assert owner.table is table
+    assert table == {"a": 1}
+    assert strict.plain([{}, Counter("a"), OrderedDict(), defaultdict(int)])
+    assert values.plain([table]) == [{"a": 1}]
 
 
 def counting() -> dict[str, Any]:

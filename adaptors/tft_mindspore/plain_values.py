@@ -27,4 +27,5 @@ values = PlainValues(
     frameworks=("mindspore", "mindformers", "mindio_ttp", "tft", "tft_mindspore"),
     large=LIMIT,
     many=LIMIT // 8,
+    own_dicts=False,
 )

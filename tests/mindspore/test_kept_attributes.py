@@ -19,6 +19,12 @@ from tft.spi.plain_values import LIMIT
 Theirs = Any  # MindSpore has no types
 
 
+class Table(dict[str, int]):
+    """
+    A dict of the user.
+    """
+
+
 class Position:
     """
     A data position at step 5.
@@ -150,6 +156,7 @@ def test_attributes_that_change_and_cannot_be_kept_are_named_once() -> None:
     callback.rows = []
     callback.best = None
     callback.table = numpy.array([object(), object()])
+    callback.tables = [Table()]
     callback.names = numpy.array([object(), object()])
     kept = KeptAttributes([callback], 0)
     kept.note(1, whole=True)
@@ -159,11 +166,18 @@ def test_attributes_that_change_and_cannot_be_kept_are_named_once() -> None:
     callback.rows = list(range(LIMIT))
     callback.best = {"w": Parameter(Tensor(1.0))}
     callback.table[1] = object()
+    callback.tables.append(Table())
     for step in (2, 3):
         kept.note(step, whole=True)
         found = dict(kept.unkept())
         if step == 2:
-            assert sorted(found) == ["Mean.best", "Mean.large", "Mean.rows", "Mean.table"]
+            assert sorted(found) == [
+                "Mean.best",
+                "Mean.large",
+                "Mean.rows",
+                "Mean.table",
+                "Mean.tables",
+            ]
             assert "because it is no plain value" in found["Mean.best"]
             assert "because it has more than 32 KiB" in found["Mean.large"]
         else:

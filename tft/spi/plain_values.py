@@ -90,6 +90,7 @@ class PlainValues:
         frameworks: Collection[str],
         large: int,
         many: int = sys.maxsize,
+        own_dicts: bool = True,
     ) -> None:
         """
         Add to the types of Python and numpy those of a framework: `forms` has their forms, and
@@ -99,7 +100,8 @@ class PlainValues:
 
         Dataclasses of the packages `frameworks` are not plain: they may be the bookkeeping of a
         framework. `Large` stands for arrays of more than `large` bytes, and for containers of more
-        than `many` parts, which are not copied.
+        than `many` parts, which are not copied. Dicts of the user's own classes are plain within
+        another value only with `own_dicts`: another process may have a dict there.
         """
         self._forms: Mapping[Any, Form] = {
             **dict.fromkeys(AS_THEY_ARE, _scalar),
@@ -124,7 +126,7 @@ class PlainValues:
         }
         self._fillers = fillers
         self._frameworks = frozenset(frameworks)
-        self._large, self._many = large, many
+        self._large, self._many, self._own_dicts = large, many, own_dicts
         self._known: dict[Any, Form | None] = {}
         """The results of `_form` by type."""
 
@@ -261,6 +263,8 @@ class PlainValues:
 
     def _dict(self, value: Any, depth: int) -> Any:
         kind, makes = ["builtins", "dict"], ["", ""]
+        if depth > 1 and not self._own_dicts and type(value) not in _CONTAINERS:
+            raise NotPlain
         if type(value) in _DICTS:
             kind = _named(type(value))
             try:
