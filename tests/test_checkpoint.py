@@ -260,15 +260,15 @@ def sealed(fields: str) -> str:
     return unsealed.replace("0" * 32, xxhash.xxh3_128_hexdigest(unsealed.encode()), 1)
 
 
-KNOWN = '"schema":3,"step":1,"world":1,"adaptor":"a"'
+KNOWN = '"schema":4,"step":1,"world":1,"adaptor":"a"'
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "is not a valid checkpoint manifest"),
-        ('{"schema": 3}', "is not a valid checkpoint manifest"),
-        ('{"schema":2,"step":1,"world":1,"adaptor":"a","files":[],"private":{}}', "schema 2"),
+        ('{"schema": 4}', "is not a valid checkpoint manifest"),
+        ('{"schema":3,"step":1,"world":1,"adaptor":"a","files":[],"local_state":{}}', "schema 3"),
         (
             sealed(f'{KNOWN},"files":[{{"name":"../x","size":1,"digest":""}}],"local_state":{{}}'),
             "outside",

@@ -38,8 +38,8 @@ from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import sync
 from tft.protocol.messages import SavedFile
 
-SCHEMA = 3
-"""The version of the manifest's format. A reader refuses other versions."""
+SCHEMA = 4
+"""The version of the format of the manifest and of the rank-local state. A reader refuses other versions."""
 
 _UNSEALED = "0" * 32
 """The text that stands in the place of the manifest's own digest while that digest is computed."""
