@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from tft import Session
-from tft.spi.plain_values import LIMIT, size_of
+from tft.spi.plain_values import LIMIT, Filled, size_of
 from tft_lightning.kept_attributes import frameworks_own, is_native
 
 _LEFT = (
@@ -182,9 +182,10 @@ class Owners:
 
     def _put_back(self, kept: Kept, *, samplers: bool) -> None:
         owners = {**self._samplers, **self._readers} if samplers else self._readers
+        filled: Filled = {}
         for place, changes in owners.items():
             noted = placed(_copied(kept.get(place, {})), self._watched.device)
-            changes.put_back(noted, self._watched.device)
+            changes.put_back(noted, self._watched.device, filled)
 
 
 def _watched(owners: Mapping[str, object], watched: Watched) -> dict[str, Changes]:

@@ -21,7 +21,7 @@ from tft_lightning.evaluations import (
     watch,
 )
 from tft_lightning.loaders import _Seal, positioned, reader_of
-from tft_lightning.owners import Watched
+from tft_lightning.owners import Owners, Watched
 from tft_pytorch.generators import generators, restore
 from tft_pytorch.plain_values import plain
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
@@ -329,6 +329,21 @@ def test_a_survivor_forgets_what_a_later_hook_has_changed() -> None:
     reader_of(loader).seek(2)
     iter(loader)
     assert loader.dataset.epoch == 0
+
+
+def test_objects_of_a_loader_that_share_a_list_by_now_get_what_each_had() -> None:
+    """When the dataset and the sampler have come to refer to one list, and are put back together, then
+    each has its own content again."""
+    loader = DataLoader(Counting(), batch_size=4, sampler=Lazy())
+    data: Any = loader.dataset
+    sampler: Any = loader.sampler
+    data.seen, sampler.seen = [], []
+    owners = Owners(loader, watched())
+    data.seen, sampler.seen = [1], [2]
+    noted = owners.noted()
+    data.seen = sampler.seen
+    owners.restore(noted)
+    assert (data.seen, sampler.seen) == ([1], [2])
 
 
 def test_what_a_dataset_has_many_of_counts_as_constant() -> None:
