@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accelerate import skip_first_batches
-from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import send_to_device
-from tft_pytorch.generators import generators, packed, restore, unpacked
-from tft_pytorch.owned_generators import Owned
 
 from tft.errors import UsageError
+from tft_transformers.owners import Owners
 
 _NONE: Any = object()
 
@@ -35,6 +34,8 @@ class Position:
     batch of the epoch was not read yet."""
     ahead: bytes = b""
     """The packed states of the random generators before the next batch was read ahead."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """The attributes of the loader's objects at both times, under `began` and `ahead`."""
 
 
 class Source:
@@ -63,8 +64,7 @@ class Source:
                 "process draws other random numbers: set dataloader_persistent_workers=False"
             )
         self._loader = loader
-        # this sampler seeds its generator again in each epoch
-        self.owned = Owned(loader.base_dataloader, but=(SeedableRandomSampler,))
+        self.owners = Owners(loader.base_dataloader, loader.device)
         self.position = Position()
         self._open = _Open()
 
@@ -83,10 +83,14 @@ class Source:
         batch = self._open.ahead
         if batch is _NONE:
             raise StopIteration
-        before = packed(generators(owned=self.owned))
+        ahead, kept = self.owners.drawn()
         self._open.ahead = next(self._open.iterator, _NONE)
         self.position = replace(
-            self.position, taken=self.position.taken + 1, began=self._open.began, ahead=before
+            self.position,
+            taken=self.position.taken + 1,
+            began=self._open.began,
+            ahead=ahead,
+            kept={"began": self._open.kept, "ahead": kept},
         )
         self._open.taken = self.position.taken
         device, fast = self._loader.device, self._loader._non_blocking
@@ -98,7 +102,8 @@ class Source:
         """
         here = self.position
         return {
-            "epoch": here.epoch, "taken": here.taken, "began": here.began, "ahead": here.ahead
+            "epoch": here.epoch, "taken": here.taken, "began": here.began, "ahead": here.ahead,
+            "kept": here.kept,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: a result of `state_dict`
@@ -117,40 +122,39 @@ class Source:
         here = self.position
         if here.began:
             return self._reopened(here)
-        began = packed(generators(owned=self.owned))
+        began, kept = self.owners.drawn()
         self._set_epoch(here.epoch)
         skips = skip_first_batches(self._loader, here.taken) if here.taken else self._loader
         iterator = iter(skips.base_dataloader)
-        return _Open(here.epoch, here.taken, began, iterator, next(iterator, _NONE))
+        return _Open(here.epoch, here.taken, began, kept, iterator, next(iterator, _NONE))
 
     def _reopened(self, here: Position) -> "_Open":
         """
         Read again from a position in an epoch that has begun. The order of the epoch is drawn with
-        the generators of its beginning, and the first batch with those of its first reading. The
-        generators themselves keep their state.
+        the generators and objects of its beginning, and the first batch with those of its first
+        reading. The generators and objects themselves keep their state.
         """
-        present = generators(owned=self.owned)
+        present, kept = self.owners.drawn(), here.kept.get("began", {})
         try:
-            restore(unpacked(here.began), owned=self.owned)
+            self.owners.restore((here.began, kept))
             self._set_epoch(here.epoch)
             skips = skip_first_batches(self._loader, here.taken)
             skips.batch_sampler.batch_sampler = _Restoring(
                 skips.batch_sampler.batch_sampler, here.taken, self._before_batch
             )
             iterator = iter(skips.base_dataloader)
-            return _Open(here.epoch, here.taken, here.began, iterator, next(iterator, _NONE))
+            return _Open(here.epoch, here.taken, here.began, kept, iterator, next(iterator, _NONE))
         finally:
-            restore(present, owned=self.owned)
+            self.owners.restore(present)
 
     def _before_batch(self) -> None:
         """
-        Restore the generators with which the batch at the position was read first. Its sampler has
-        drawn its own numbers already.
+        Restore the generators and objects with which the batch at the position was read first. Its
+        sampler has drawn its own numbers already.
         """
-        if self.position.ahead:
-            ahead = unpacked(self.position.ahead)
-            restore(ahead)
-            self.owned.restore(ahead["owned"], samplers=False)
+        here = self.position
+        if here.ahead:
+            self.owners.restore((here.ahead, here.kept.get("ahead", {})), samplers=False)
 
     def _set_epoch(self, epoch: int) -> None:
         """
@@ -171,6 +175,7 @@ class _Open:
     epoch: int = -1
     taken: int = -1
     began: bytes = b""
+    kept: Mapping[str, Any] = field(default_factory=dict)
     iterator: Iterator[Any] = field(default_factory=lambda: iter(()))
     ahead: Any = _NONE
 

@@ -1,6 +1,6 @@
 """
-What belongs to one rank alone: its position in the data, the random generators of its loader, and the
-attributes that a class of the user gives its Trainer.
+What belongs to one rank alone: its position in the data, the random generators and attributes of the
+objects that its loader uses, and the attributes that a class of the user gives its Trainer.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from tft_pytorch.attributes import Attributes, set_by
 from tft_pytorch.plain_values import placed
-from tft_pytorch.unkept import Unkept
+from tft_pytorch.unkept import Unkept, sentence
 from transformers import Trainer
 
 from tft import Session
@@ -70,7 +70,7 @@ class Local:
         Return a copy of the present state, without the position.
         """
         return {
-            "generators": self._source.owned.states(),
+            **self._source.owners.states(),
             "attributes": deepcopy(self._attributes.noted()),
         }
 
@@ -79,13 +79,16 @@ class Local:
         Restore a result of `noted`.
         """
         self._received = None
-        self._source.owned.restore(noted["generators"])
+        self._source.owners.put_back(noted)
         self._attributes.put_back(placed(deepcopy(noted["attributes"]), self._device))
 
     def report(self, session: Session) -> None:
         """
-        Report attributes that change and are not kept, if this step is audited.
+        Report attributes of the loader's objects that have grown too large, and those of the
+        Trainer that change and are not kept, the latter if this step is audited.
         """
+        for owner, name in self._source.owners.grown():
+            session.unkept(f"{owner}.{name}", sentence(owner, name))
         if session.audited:
             for what, told in self._unkept.sentences():
                 session.unkept(what, told)

@@ -274,7 +274,7 @@ class Training:
                 source.position = before
                 kept = list(self._take(number))
                 versions.extend(_versions(kept))
-                after, drawn = source.position, generators(owned=source.owned)
+                after, drawn = source.position, source.owners.drawn()
             elif versions != _versions(kept):
                 raise UsageError(
                     "the step cannot be repeated, because the loss changes a tensor of its batch in "
@@ -282,7 +282,7 @@ class Training:
                 )
             source.position = after
             # items may have drawn random numbers when they were read
-            restore(drawn, owned=source.owned)
+            source.owners.restore(drawn)
             self.book.agree()
             return count(iter(kept))
 

@@ -3,6 +3,7 @@ Trainers with something special, which `job.py --special NAME` trains with.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
@@ -36,9 +37,23 @@ class Masks:
         return {**batch, "labels": batch["labels"].masked_fill(hidden, -100)}
 
 
+class Turning(WeightedRandomSampler):
+    """
+    A sampler whose order also depends on how often it has begun.
+    """
+
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        order = list(super().__iter__())
+        return iter([*order[self.begun :], *order[: self.begun]])
+
+
 class Generators(Trainer):  # type: ignore[misc]  # as above
     """
-    Has a collator and a sampler with generators of their own. The collator serves evaluations, too.
+    Has a collator and a sampler with generators of their own, and the sampler counts the epochs. The
+    collator serves evaluations, too.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -47,7 +62,7 @@ class Generators(Trainer):  # type: ignore[misc]  # as above
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         number = len(self.train_dataset)
         own = torch.Generator().manual_seed(5)
-        return WeightedRandomSampler([1.0] * number, number, generator=own)
+        return Turning([1.0] * number, number, generator=own)
 
 
 class Counting(Trainer):  # type: ignore[misc]  # as above

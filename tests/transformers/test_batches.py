@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from tft_pytorch.generators import generators, packed, restore
+from tft_pytorch.generators import generators, restore
 from tft_transformers.batches import Position, Source
 from tft_transformers.local import Local
 from torch.utils.data import DataLoader, Dataset, RandomSampler, WeightedRandomSampler
@@ -98,7 +98,7 @@ def local(make: Callable[[], dict[str, Any]]) -> tuple[Source, Local]:
     Return the data of one of two ranks.
     """
     loader = prepare_data_loader(
-        DataLoader(Numbers(), **make()),
+        DataLoader(**{"dataset": Numbers(), **make()}),
         num_processes=2, process_index=1, put_on_device=False, use_seedable_sampler=True,
     )  # fmt: skip
     source = Source(loader)
@@ -146,11 +146,59 @@ class Late:
         return 80
 
 
+class Counting:
+    """
+    A batch sampler whose order depends on how often it has begun.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        order = Epochs.order(self.begun)
+        return iter([order[at : at + 2] for at in range(0, 24, 2)])
+
+    def __len__(self) -> int:
+        return 12
+
+
+class Progressing(Numbers):
+    """
+    Items that depend on how many were read before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return (*super().__getitem__(index), self.reads, random.random(), numpy.random.rand())
+
+
+def counting() -> dict[str, Any]:
+    """
+    Return the arguments of a loader whose sampler and dataset have counters.
+    """
+    return {"dataset": Progressing(), "batch_sampler": Counting(), "collate_fn": list}
+
+
 LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
     **{kind: partial(shuffled, kind) for kind in _MAKERS},
     "weighted": weighted,
     "drawing late": drawing_late,
+    "counting": counting,
 }
+
+
+def seed() -> None:
+    """
+    Seed the generators of the process.
+    """
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -168,7 +216,7 @@ def test_a_replacement_reads_the_same_batches(name: str, epoch: int, taken: int)
                 break
         return found
 
-    torch.manual_seed(1)
+    seed()
     source, here = local(LOADERS[name])
     here.load_state_dict(here.state_dict())  # as each process does when training begins
     for each in range(epoch + 1):
@@ -180,7 +228,7 @@ def test_a_replacement_reads_the_same_batches(name: str, epoch: int, taken: int)
     expected += read(source)
     at_end = here.state_dict()
 
-    torch.manual_seed(1)
+    seed()
     source, here = local(LOADERS[name])
     restore(random_state)
     here.load_state_dict(state)
@@ -200,7 +248,7 @@ def test_a_sampler_behind_another_one_knows_the_epoch() -> None:
         source, _ = local(lambda: {"batch_sampler": Epochs(), "collate_fn": list})
         source.begin(1, 2)
         if enters:
-            source.position = Position(1, 2, packed(generators(owned=source.owned)))
+            source.position = Position(1, 2, source.owners.drawn()[0])
         indices = [index for index, *_ in source.next()]
         assert indices == list(Epochs.order(1)[10:12])
 

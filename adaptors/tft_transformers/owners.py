@@ -1,0 +1,124 @@
+"""
+The objects that a loader uses: dataset, sampler, batch sampler and collator. Their random generators
+and their plain attributes (numbers, texts, tensors and containers of them) are rank-local state.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from tft_pytorch.attributes import Changes
+from tft_pytorch.generators import generators, packed, restore, unpacked
+from tft_pytorch.owned_generators import Owned, kind_of
+from tft_pytorch.plain_values import placed
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from transformers import Trainer, TrainerCallback
+
+from tft.spi.plain_values import LIMIT, Filled, size_of
+
+_LEFT = (
+    type, ModuleType, FunctionType, MethodType, type(len), nn.Module, Trainer, TrainerCallback,
+)  # fmt: skip
+"""Types of objects whose attributes are not kept: they have no state, or tft keeps it in other
+ways."""
+_FRAMEWORKS = frozenset({"torch", "accelerate", "transformers", "datasets"})
+
+_Plain = dict[str, Any]  # Any: plain values
+Drawn = tuple[bytes, Mapping[str, Any]]
+"""The packed states of random generators, and the changed attributes by the place of their object."""
+
+
+class Owners:
+    """
+    Notes and restores the random generators and the attributes of the objects that a loader uses.
+    Attributes that have not changed since the constructor was called are not noted.
+    """
+
+    def __init__(self, loader: Any, device: torch.device | None = None) -> None:
+        """
+        `loader` is a `torch.utils.data.DataLoader`. Tensors that were on a device are put back on
+        `device`. Raises `UsageError` if the state of a random generator cannot be read.
+        """
+        self._device = torch.device("cpu") if device is None else device
+        # this sampler seeds its generator again in each epoch
+        self._owned = Owned(loader, but=(SeedableRandomSampler,))
+        self._samplers = _watched(self._owned.samplers)
+        self._readers = _watched(self._owned.readers)
+        self._names = {
+            place: type(owner).__name__
+            for place, owner in {**self._owned.samplers, **self._owned.readers}.items()
+        }
+
+    def states(self) -> _Plain:
+        """
+        Return the present states of these objects.
+        """
+        return {"generators": self._owned.states(), "objects": self._kept()}
+
+    def put_back(self, states: Mapping[str, Any]) -> None:
+        """
+        Restore the objects to a result of `states`, of this process or another one.
+        """
+        self._owned.restore(states["generators"])
+        # a checkpoint of an earlier version has none
+        self._put_back(states.get("objects", {}), samplers=True)
+
+    def drawn(self) -> Drawn:
+        """
+        Return the present states of these objects, and of the random generators of this process.
+        """
+        return packed(generators(owned=self._owned)), self._kept()
+
+    def restore(self, drawn: Drawn, *, samplers: bool = True) -> None:
+        """
+        Restore everything to a result of `drawn`. The samplers only if `samplers` is True.
+        """
+        random, kept = unpacked(drawn[0]), drawn[1]
+        restore(random)
+        self._owned.restore(random["owned"], samplers=samplers)
+        self._put_back(kept, samplers=samplers)
+
+    def grown(self) -> Iterator[tuple[str, str]]:
+        """
+        Yield the attributes that have grown too large since the last call: the class of the object,
+        and the name of the attribute.
+        """
+        for place, changes in {**self._samplers, **self._readers}.items():
+            for name in changes.grown():
+                yield self._names[place], name
+
+    def _kept(self) -> _Plain:
+        found, room = {}, LIMIT
+        for place, changes in {**self._samplers, **self._readers}.items():
+            noted = changes.noted(room)
+            if noted:
+                found[place] = _copied(noted)
+                room -= size_of(noted)
+        return found
+
+    def _put_back(self, kept: Mapping[str, Any], *, samplers: bool) -> None:
+        owners = {**self._samplers, **self._readers} if samplers else self._readers
+        filled: Filled = {}
+        for place, changes in owners.items():
+            noted = placed(_copied(kept.get(place, {})), self._device)
+            changes.put_back(noted, self._device, filled)
+
+
+def _watched(owners: Mapping[str, object]) -> dict[str, Changes]:
+    found: dict[str, Changes] = {}
+    for place, owner in owners.items():
+        native = type(owner).__module__.partition(".")[0] in _FRAMEWORKS
+        if hasattr(owner, "__dict__") and not native and not isinstance(owner, _LEFT):
+            drawn = {name for name, each in vars(owner).items() if kind_of(each)}
+            found[place] = Changes(owner, drawn)
+    return found
+
+
+def _copied(noted: Mapping[str, Any]) -> Any:
+    """
+    Return a copy of the noted values, with copies of the tensors.
+    """
+    return tree_map_only(Tensor, Tensor.clone, dict(noted))
