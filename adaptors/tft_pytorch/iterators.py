@@ -7,6 +7,7 @@ Pass such an object to `session.adopt` as `data`.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import islice
 from typing import Any, Protocol
 
@@ -15,7 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from tft.errors import UsageError
+from tft_pytorch.attributes import Changes
+from tft_pytorch.plain_values import placed
 
+_CPU = torch.device("cpu")
 _LARGEST_SEED = 2**31
 _PRIME = 1_000_003
 """A prime that is assumed to be larger than the number of batches in an epoch. The seed that a
@@ -56,6 +60,9 @@ class Batches:
 
     - The sampler's `set_epoch` is called at the beginning of each epoch, if the sampler has this
       method.
+    - Attributes of the user's own samplers that have plain values (numbers, texts, containers, random
+      generators of Python and numpy) are noted when an epoch begins. They are restored when the
+      order of this epoch is needed again.
     - The loader's generator is seeded again for each epoch, from the generator's first seed and the
       epoch. A loader without a generator gets a new generator, whose seed is drawn from torch's
       default generator.
@@ -79,6 +86,11 @@ class Batches:
             int(torch.randint(_LARGEST_SEED, ())) if generator is None else generator.initial_seed()
         )
         self._batches = _Numbered(loader.batch_sampler)
+        self._changes = _changes(loader)
+        self._noted: dict[str, Any] = {}
+        """The attributes of the samplers that have changed until the present epoch began."""
+        self._again = False
+        """True if the epoch may have begun before, so that the attributes must be restored."""
         self._ours = loader_like(
             loader,
             dataset=_Seeded(loader.dataset),
@@ -116,36 +128,55 @@ class Batches:
         while True:
             yield self.next()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:  # Any: numbers, and plain values
         """
         Return the position of the next batch: the seed, the epoch, and how many batches of the
-        epoch come before it.
+        epoch come before it. If attributes of samplers have changed, they are in it, too.
         """
-        return {"seed": self._seed, "epoch": self.epoch, "taken": self._taken}
+        here = {"seed": self._seed, "epoch": self.epoch, "taken": self._taken}
+        return {**here, "samplers": self._noted} if self._noted else here
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
         """
         Go to the position `state`, which `state_dict` has returned in this or another process.
         """
         self._seed, self.epoch, self._taken = state["seed"], state["epoch"], state["taken"]
-        self._iterator = None
+        self._noted = state.get("samplers", {})
+        self._iterator, self._again = None, True
 
     def skip(self, batches: int) -> None:
         """
         Leave out the next `batches` batches.
         """
-        epochs, self._taken = divmod(self._taken + batches, len(self))
-        self.epoch += epochs
-        self._iterator = None
+        if self._iterator is not None:
+            self._iterator, self._again = None, True
+        self._taken += batches
+        while self._taken >= len(self):
+            self._begin_order()
+            if self._changes:
+                for _ in self._batches:
+                    pass
+            self.epoch, self._taken = self.epoch + 1, self._taken - len(self)
 
     def _begin(self) -> Iterator[Any]:
+        self._begin_order()
+        return iter(self._ours)
+
+    def _begin_order(self) -> None:
+        if self._again:
+            for place, changes in self._changes.items():
+                noted = placed(deepcopy(self._noted.get(place, {})), _CPU)
+                changes.put_back(noted, _CPU)
+        else:
+            noted = {place: changes.noted() for place, changes in self._changes.items()}
+            self._noted = deepcopy({place: each for place, each in noted.items() if each})
+        self._again = False
         for sampler in _samplers(self._loader):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
         seed = self._seed + self.epoch
         self._generator.manual_seed(seed)
         self._batches.begin(seed, self._taken)
-        return iter(self._ours)
 
 
 class Prefetcher:
@@ -293,6 +324,18 @@ def _check(loader: "DataLoader[Any]") -> None:
                 f"the DataLoader a generator=torch.Generator().manual_seed(...), and give the same "
                 f"generator to the {type(sampler).__name__} if the script makes this sampler itself"
             )
+
+
+def _changes(loader: "DataLoader[Any]") -> dict[str, Changes]:
+    """
+    Return what watches the attributes of the samplers that are not torch's, by their place.
+    """
+    found = {id(each): each for each in _samplers(loader)}
+    return {
+        str(place): Changes(each)
+        for place, each in enumerate(found.values())
+        if hasattr(each, "__dict__") and type(each).__module__.partition(".")[0] != "torch"
+    }
 
 
 def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers may have any type

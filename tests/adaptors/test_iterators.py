@@ -17,6 +17,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
 )
 
 from tft.errors import UsageError
@@ -72,7 +73,33 @@ def as_one(batches: list[Tensor]) -> Tensor:
     return torch.cat(batches)
 
 
-@pytest.mark.parametrize("make", [shuffled, distributed])
+class Turning(Sampler[int]):
+    """
+    A sampler whose order depends on how often it has begun.
+    """
+
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter(random.Random(self.begun).sample(range(10), 10))
+
+    def __len__(self) -> int:
+        return 10
+
+
+def turning(workers: int = 0) -> "Batches":
+    """
+    Return batches of a sampler that counts the epochs itself.
+    """
+    data = Noisy(noise=workers > 0)
+    generator = torch.Generator().manual_seed(7)
+    return Batches(
+        DataLoader(data, batch_size=3, sampler=Turning(), num_workers=workers, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("make", [shuffled, distributed, turning])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [0, 2, 4, 5, 9])
 def test_batches_go_on_from_any_position_in_another_process(
@@ -104,20 +131,26 @@ def test_epochs_have_different_orders_and_every_item() -> None:
     assert batches.epoch == 1  # the third epoch begins with its first batch
 
 
-def test_batches_go_back_to_an_earlier_position() -> None:
+@pytest.mark.parametrize("make", [shuffled, turning])
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_batches_go_back_to_an_earlier_position(make: Callable[[], "Batches"], taken: int) -> None:
     """When the object itself is set back, then it returns the same batches again."""
-    batches = shuffled()
-    batches.next()
+    batches = make()
+    for _ in range(taken):
+        batches.next()
     position = batches.state_dict()
     expected = [batches.next() for _ in range(5)]
     batches.load_state_dict(position)
     assert as_one([batches.next() for _ in range(5)]).equal(as_one(expected))
 
 
+@pytest.mark.parametrize("make", [shuffled, turning])
 @pytest.mark.parametrize("left_out", [1, 3, 4, 9])
-def test_skipped_batches_are_left_out_over_the_end_of_an_epoch(left_out: int) -> None:
+def test_skipped_batches_are_left_out_over_the_end_of_an_epoch(
+    make: Callable[[], "Batches"], left_out: int
+) -> None:
     """When batches are skipped, then the next one is that which would have followed them."""
-    first, second = shuffled(), shuffled()
+    first, second = make(), make()
     taken = [first.next() for _ in range(left_out + 2)]
     second.next()
     second.skip(left_out)
