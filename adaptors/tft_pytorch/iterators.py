@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from tft.errors import UsageError
+from tft.spi.generators import global_states
 from tft_pytorch.attributes import Changes
 from tft_pytorch.plain_values import placed
 
@@ -190,8 +191,8 @@ class Prefetcher:
 
     def __init__(self, source: Source) -> None:
         """
-        `source` must not draw from torch's default generator. Reading ahead changes the moment at
-        which `source` draws. So the model would draw other numbers after an incident.
+        `source` must not draw from the random generators of the process. Reading ahead changes the
+        moment at which `source` draws. So other numbers would be drawn after an incident.
         """
         self._source = source
         self._ahead: list[Any] = []
@@ -209,18 +210,18 @@ class Prefetcher:
         """
         Read the next batch now. Does nothing if a batch was read ahead already.
 
-        Raises `UsageError` if the source draws from torch's default generator.
+        Raises `UsageError` if the source draws from the random generators of the process.
         """
         if self._ahead:
             return
-        drawn = torch.default_generator.get_state()
+        drawn = _drawn()
         self._before = self._source.state_dict()
         self._ahead.append(self._source.next())
-        if not torch.default_generator.get_state().equal(drawn):
+        if _drawn() != drawn:
             raise UsageError(
-                f"a {type(self._source).__name__} that is read ahead must not draw from torch's "
-                "default generator: give it a torch.Generator of its own, and keep the generator's "
-                "state in its state_dict"
+                f"a {type(self._source).__name__} that is read ahead must not draw from the random "
+                "generators of the process (torch's default generator, random, numpy.random): give "
+                "it a generator of its own, and keep the generator's state in its state_dict"
             )
 
     def state_dict(self) -> Any:
@@ -244,6 +245,13 @@ class Prefetcher:
             self._ahead.clear()
             batches -= 1
         self._source.skip(batches)  # type: ignore[attr-defined]  # not every source has a `skip`
+
+
+def _drawn() -> list[object]:
+    """
+    Return the states of the random generators of the process, to compare them.
+    """
+    return [torch.default_generator.get_state().numpy().tobytes(), global_states()]
 
 
 class _Numbered:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tft_pytorch import Batches, Prefetcher
@@ -204,16 +205,15 @@ def test_loaders_without_a_position_are_refused(
 
 class Counted:
     """
-    A source of numbers, which may draw from torch's default generator.
+    A source of numbers, which may draw from a generator of the process.
     """
 
-    def __init__(self, *, draws: bool = False) -> None:
-        self._draws = draws
+    def __init__(self, draw: Callable[[], object] = int) -> None:
+        self._draw = draw
         self._position = 0
 
     def next(self) -> int:
-        if self._draws:
-            torch.rand(())
+        self._draw()
         self._position += 1
         return self._position
 
@@ -255,10 +255,11 @@ def test_a_prefetcher_skips_the_batch_that_was_read_ahead(left_out: int, *, ahea
     assert batches.next() == 2 + left_out
 
 
-def test_a_source_that_draws_from_the_default_generator_is_not_read_ahead() -> None:
-    """When a source draws from torch's default generator, then reading ahead is refused, because the
-    model would draw other numbers after an incident."""
-    batches = Prefetcher(Counted(draws=True))
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, numpy.random.rand])
+def test_a_source_that_draws_from_the_process_is_not_read_ahead(draw: Callable[[], object]) -> None:
+    """When a source draws from a generator of the process, then reading ahead is refused, because
+    other numbers would be drawn after an incident."""
+    batches = Prefetcher(Counted(draw))
     batches.next()
-    with pytest.raises(UsageError, match="must not draw from torch's default generator"):
+    with pytest.raises(UsageError, match="must not draw from the random generators of the process"):
         batches.ahead()
