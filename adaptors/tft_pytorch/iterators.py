@@ -8,12 +8,18 @@ Pass such an object to `session.adopt` as `data`.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from tft.errors import UsageError
 from tft.spi.generators import global_states
@@ -77,7 +83,8 @@ class Batches:
         of `loader` are copied: `Batches` never iterates over `loader` itself.
 
         Raises `UsageError` for a loader whose position cannot be known, and for a sampler that
-        draws from torch's default generator.
+        draws from torch's default generator. `next` raises it for the first batch of a sampler of
+        the user that does.
         """
         _check(loader)
         self._loader = loader
@@ -86,7 +93,12 @@ class Batches:
         self._seed = (
             int(torch.randint(_LARGEST_SEED, ())) if generator is None else generator.initial_seed()
         )
-        self._batches = _Numbered(loader.batch_sampler)
+        chosen = (
+            loader.batch_sampler
+            if isinstance(loader.sampler, SequentialSampler)
+            else loader.sampler
+        )
+        self._batches = _Numbered(loader.batch_sampler, type(chosen).__name__)
         self._changes = _changes(loader)
         self._noted: dict[str, Any] = {}
         """The attributes of the samplers that have changed until the present epoch began."""
@@ -260,8 +272,13 @@ class _Numbered:
     comes with the seed and the number of its batch.
     """
 
-    def __init__(self, sampler: Any) -> None:  # Any: any iterable that yields lists of item indices
+    # Any: any iterable that yields lists of item indices
+    def __init__(self, sampler: Any, name: str) -> None:
+        """
+        `name` is the class of the sampler, for messages to the user.
+        """
         self._sampler = sampler
+        self._name = name
         self._first = 0
         self.seed = 0
 
@@ -273,8 +290,21 @@ class _Numbered:
         self.seed, self._first = seed, first
 
     def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
-        batches = enumerate(self._sampler)
-        for number, indices in islice(batches, self._first, None):
+        """
+        Yield the batches. Raises `UsageError` if the sampler draws them from the random generators
+        of the process.
+        """
+        drawn = _drawn()
+        rest = islice(enumerate(self._sampler), self._first, None)
+        first = list(islice(rest, 1))
+        if _drawn() != drawn:
+            raise UsageError(
+                f"the {self._name} of the loader draws from the random generators of the process "
+                "(torch's default generator, random, numpy.random), so it would draw another order "
+                "after an incident: give it a random.Random as an attribute, or let it draw from "
+                "the generator of the DataLoader"
+            )
+        for number, indices in chain(first, rest):
             yield self.seed, number, list(indices)
 
 

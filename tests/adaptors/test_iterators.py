@@ -158,6 +158,35 @@ def test_skipped_batches_are_left_out_over_the_end_of_an_epoch(
     assert second.next().equal(taken[-1])
 
 
+class Shuffling(Turning):
+    """
+    A sampler that draws the order from a generator of the process.
+    """
+
+    def __init__(self, draw: Callable[[], list[int]]) -> None:
+        self._draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._draw())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.randperm(10).tolist(), lambda: random.sample(range(10), 10)]
+)
+def test_a_sampler_that_draws_from_the_process_is_refused(
+    draw: Callable[[], list[int]], workers: int
+) -> None:
+    """When the order of an epoch is drawn from a generator of the process, then the first batch is
+    refused, because the order would be another one after an incident."""
+    data = Noisy(noise=True)
+    batches = Batches(DataLoader(data, 3, sampler=Shuffling(draw), num_workers=workers))
+    with pytest.raises(
+        UsageError, match="Shuffling of the loader draws from the random generators"
+    ):
+        batches.next()
+
+
 class Endless(IterableDataset[int]):
     """
     A dataset without positions.
