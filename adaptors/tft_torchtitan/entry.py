@@ -54,7 +54,8 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
         torch.manual_seed(config.debug.seed)
     export = session.export()
     job = TitanJob(session, config, export)
-    session.adopt(make=job.make, data=job.position)
+    # items of a dataset may draw from all of them
+    session.adopt(make=job.make, data=job.position, rng=("torch", "python", "numpy"))
     session.after_step(job.after)
     try:
         session.run(job.train if export is None else job.write)

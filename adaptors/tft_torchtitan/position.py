@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+from tft_pytorch.generators import generators, restore
 
 _LARGE = 16384
 """From this size on, the state of a loader is compressed. TorchTitan's text loaders keep the tokens
@@ -39,15 +39,16 @@ class Position:
         """
         if self._trainer() is trainer:
             return
-        loader, drawn = trainer.dataloader, torch.get_rng_state()
+        loader, drawn = trainer.dataloader, generators()
         if self._loader is not None:
             loader.load_state_dict(_unpacked(self._loader))
             trainer.ntokens_seen = self._tokens
         # A loader makes its iterator when its state is first read, and then draws a seed from
-        # torch's generator. Make the iterator now and restore the generator, so that a loader that
-        # is made again after an incident does not change the random numbers of training.
+        # torch's generator. Items of a dataset without a position are read again, and may draw from
+        # any generator. Make the iterator now and restore the generators, so that a loader that is
+        # made again after an incident does not change the random numbers of training.
         loader.state_dict()
-        torch.set_rng_state(drawn)
+        restore(drawn)
         self._trainer = weakref.ref(trainer)
 
     def detach(self) -> None:

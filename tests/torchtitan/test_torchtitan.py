@@ -138,9 +138,9 @@ def finals(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.timeout(300)
 def test_kills_leave_metrics_and_checkpoints_of_plain_torchtitan(tmp_path: Path) -> None:
-    """When a rank is killed while TorchTitan saves a checkpoint, and another one in an update, then
-    what TorchTitan logs and saves is that of plain TorchTitan under torchrun."""
-    arguments = ("--steps", "6", "--accumulates", "--tensorboard")
+    """When a rank is killed while TorchTitan saves a checkpoint, and another one in an update, and
+    items draw from the generators of the process, then what TorchTitan logs and saves is that of plain TorchTitan under torchrun."""
+    arguments = ("--steps", "6", "--accumulates", "--random", "--tensorboard")
     expected = plain(tmp_path / "plain", *arguments, world=2)
     outcome = survived(
         tmp_path, ["kill:rank=0,step=5,phase=update"], *arguments, "--die-saving", "1,3",

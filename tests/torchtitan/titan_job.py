@@ -1,6 +1,6 @@
 """
 The example `examples/torchtitan` with a record of its metrics, with tft or without it:
-`titan_job.py DIR [--plain] [--steps N] [--saves N] [--accumulates] [--die-saving RANK,STEP] …`.
+`titan_job.py DIR [--plain] [--steps N] [--saves N] [--accumulates] [--random] [--die-saving RANK,STEP] …`.
 
 With `--die-saving`, the first process of that rank kills itself in the middle of TorchTitan's
 checkpoint of that step.
@@ -9,6 +9,7 @@ checkpoint of that step.
 import argparse
 import json
 import os
+import random
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any
 
 path += ["examples/torchtitan"]
 import cpu  # noqa: F401 (before TorchTitan)
+import numpy
+import torch
 import torch.distributed as dist
-from small import small_llama
+from small import MadeUpTokens, small_llama
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.distributed.activation_checkpoint import SelectiveAC
@@ -36,6 +39,7 @@ parser.add_argument("--infinite-loss", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--recomputes", action="store_true")
+parser.add_argument("--random", action="store_true", help="items of training draw numbers")
 args = parser.parse_args()
 
 
@@ -89,6 +93,24 @@ def die_saving(rank: int, step: int) -> None:
     FileSystemWriter.write_data = dying  # type: ignore[method-assign]
 
 
+def draw_items() -> None:
+    """
+    Let the items of training draw tokens from the generators of the process.
+    """
+    random.seed(5)
+    numpy.random.seed(5)
+    body = MadeUpTokens.__iter__
+
+    def drawing(self: Any) -> Any:
+        for inputs, labels in body(self):
+            if torch.is_grad_enabled():
+                inputs["input"][0] = random.randrange(2048)
+                inputs["input"][1] = int(numpy.random.randint(2048))
+            yield inputs, labels
+
+    MadeUpTokens.__iter__ = drawing
+
+
 def settings() -> Any:
     """
     Return the settings of the training.
@@ -117,6 +139,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.die_saving:
         die_saving(*map(int, args.die_saving.split(",")))
+    if args.random:
+        draw_items()
     config = settings()
     if args.infinite_loss:
         from torchtitan.trainer import Trainer
