@@ -34,7 +34,7 @@ class ExtraStates:
     def __init__(self) -> None:
         self._modules: dict[str, nn.Module] = {}
         self._places: dict[str, torch.device] = {}
-        """By kind of device, such as `cuda`: the first device of this kind that the model uses."""
+        """By kind of device: the first device of this kind that the model uses."""
         self._settled: dict[str, Any] | None = None
 
     def watch(self, model: nn.Module) -> None:

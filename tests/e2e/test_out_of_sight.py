@@ -101,13 +101,17 @@ async def test_job_fails_when_all_nodes_are_lost(tmp_path: Path) -> None:
         with (
             command("broker", run_dir, "broker", "--port", port),
             command("controller", run_dir, "controller", *options, limits=CONTROLLER) as leading,
-            command("node-0", run_dir, *nodes, "0", *ENDLESS) as first,
-            command("node-1", run_dir, *nodes, "1", *ENDLESS) as second,
         ):
-            until(reached(first, 20), "step 20")
-            first.process.kill()
-            second.process.kill()
-            outcome = leading.end(LIMIT)
+            # a controller is refused in a directory in which a launcher is at work already
+            until((run_dir / "job.json").exists, "the controller")
+            with (
+                command("node-0", run_dir, *nodes, "0", *ENDLESS) as first,
+                command("node-1", run_dir, *nodes, "1", *ENDLESS) as second,
+            ):
+                until(reached(first, 20), "step 20")
+                first.process.kill()
+                second.process.kill()
+                outcome = leading.end(LIMIT)
 
     assert (outcome.code, outcome.report["result"]) == (4, "failed"), outcome.output
     (incident,) = outcome.incidents
