@@ -29,6 +29,7 @@ MORE = {
     "tft_megatron": {"tft.spi.generators"},
     "tft_mindspore": {"tft.spi.generators", "tft.spi.plain_values"},
     "tft_lightning": {"tft.spi.plain_values"},
+    "tft_transformers": {"tft.spi.plain_values"},
     "mindio_ttp": {"tft.spi.launcher"},
 }
 """The modules that a package may import in addition."""
