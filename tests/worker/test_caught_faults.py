@@ -37,6 +37,11 @@ class Collectives:
         self.failed = failed
 
 
+KEPT: list[Session] = []
+"""The sessions of all tests. The thread that makes a session holds a mutex in the memory of its page
+for as long as the thread lives, so this memory must not be freed."""
+
+
 class Window:
     """
     The step loop of a session without audit that has not joined a job. It stands before the update
@@ -48,8 +53,8 @@ class Window:
             rank=0, world=1, job="j", run_dir=run_dir, broker="127.0.0.1:1", adaptor="fake",
             incarnation=0, page=page.fd, host="127.0.0.1", audit="off",
         )  # fmt: skip
-        self._session = Session(settings)
-        self.loop, self.gate = self._session._loop, self._session._gate
+        KEPT.append(Session(settings))
+        self.loop, self.gate = KEPT[-1]._loop, KEPT[-1]._gate
         self.loop.begin([], asynchronous=False)
 
 
