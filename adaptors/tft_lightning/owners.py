@@ -11,13 +11,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningDataModule
-from tft_pytorch.attributes import Changes
+from tft_pytorch.attributes import Changes, copied
 from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.owned_generators import Owned, kind_of
 from tft_pytorch.plain_values import placed
 from tft_pytorch.unkept import sentence
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from tft import Session
 from tft.spi.plain_values import LIMIT, Filled, size_of
@@ -175,7 +174,7 @@ class Owners:
         for place, changes in {**self._samplers, **self._readers}.items():
             noted = changes.noted(room)
             if noted:
-                found[place] = _copied(noted)
+                found[place] = copied(noted)
                 room -= size_of(noted)
         self._watched.take(self, (whole - room) * self._copies)
         return found
@@ -184,18 +183,10 @@ class Owners:
         owners = {**self._samplers, **self._readers} if samplers else self._readers
         filled: Filled = {}
         for place, changes in owners.items():
-            noted = placed(_copied(kept.get(place, {})), self._watched.device)
+            noted = placed(copied(kept.get(place, {})), self._watched.device)
             changes.put_back(noted, self._watched.device, filled)
 
 
 def _watched(owners: Mapping[str, object], watched: Watched) -> dict[str, Changes]:
     found = {place: watched.of(owner) for place, owner in owners.items()}
     return {place: changes for place, changes in found.items() if changes is not None}
-
-
-def _copied(noted: Mapping[str, Any]) -> Any:
-    """
-    Return a copy of the noted values. Its tensors are copies, so later changes of the object's
-    tensors do not change them.
-    """
-    return tree_map_only(Tensor, Tensor.clone, dict(noted))

@@ -167,7 +167,7 @@ class Changes:
             if size_of(noted) > LIMIT:
                 self._constant.add(name)
             else:
-                self._start[name] = _copied(noted)
+                self._start[name] = copied(noted)
 
     def noted(self, room: int = LIMIT) -> dict[str, Any]:
         """
@@ -225,10 +225,10 @@ class Changes:
             if name not in self._start or name in gone:
                 del attributes[name]
             elif not equal(value, self._start[name]):
-                start = placed(_copied(self._start[name]), device)
+                start = placed(copied(self._start[name]), device)
                 attributes[name] = into(attributes[name], start, filled)
         for name in self._start.keys() - attributes.keys() - {*left, *gone, *changed}:
-            attributes[name] = placed(_copied(self._start[name]), device)
+            attributes[name] = placed(copied(self._start[name]), device)
         for name, value in changed.items():
             attributes[name] = into(attributes.get(name), value, filled)
 
@@ -287,8 +287,9 @@ def _computed(value: object) -> bool:
 
 
 # Any: a result of `plain`
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """
-    Return a copy of `value`, whose tensors may be those of the object.
+    Return a copy of `value` with copies of its tensors. So later changes of the tensors of the object
+    do not change it.
     """
     return tree_map_only(Tensor, Tensor.clone, value)

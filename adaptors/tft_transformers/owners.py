@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from tft_pytorch.attributes import Changes
+from tft_pytorch.attributes import Changes, copied
 from tft_pytorch.generators import generators, packed, restore, unpacked
 from tft_pytorch.owned_generators import Owned, kind_of
 from tft_pytorch.plain_values import placed
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from tft.spi.plain_values import LIMIT, Filled, size_of
@@ -95,7 +94,7 @@ class Owners:
         for place, changes in {**self._samplers, **self._readers}.items():
             noted = changes.noted(room)
             if noted:
-                found[place] = _copied(noted)
+                found[place] = copied(noted)
                 room -= size_of(noted)
         return found
 
@@ -103,7 +102,7 @@ class Owners:
         owners = {**self._samplers, **self._readers} if samplers else self._readers
         filled: Filled = {}
         for place, changes in owners.items():
-            noted = placed(_copied(kept.get(place, {})), self._device)
+            noted = placed(copied(kept.get(place, {})), self._device)
             changes.put_back(noted, self._device, filled)
 
 
@@ -115,10 +114,3 @@ def _watched(owners: Mapping[str, object]) -> dict[str, Changes]:
             drawn = {name for name, each in vars(owner).items() if kind_of(each)}
             found[place] = Changes(owner, drawn)
     return found
-
-
-def _copied(noted: Mapping[str, Any]) -> Any:
-    """
-    Return a copy of the noted values, with copies of the tensors.
-    """
-    return tree_map_only(Tensor, Tensor.clone, dict(noted))
