@@ -16,13 +16,13 @@ from pathlib import Path
 
 import click
 
+from tft.controller.progress import PROGRESS
 from tft.errors import UsageError
 from tft.launcher.look import look, watching
 from tft.launcher.records import Records, read_records, run_dirs_below
 from tft.launcher.run_directory import STORY
 from tft.launcher.situation import Facts
 from tft.replay.following import StoryFollower
-from tft.report.facts import PROGRESS
 from tft.report.progress import newest_step
 
 _MOST = 1.0  # seconds to wait for the answer of a running job

@@ -36,6 +36,9 @@ Row = dict[str, object]
 
 log = structlog.get_logger()
 
+PROGRESS = "progress.jsonl"
+"""The name of the file with the progress of a job, in its run directory."""
+
 
 def last_incident(path: Path) -> int:
     """

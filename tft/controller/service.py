@@ -24,7 +24,7 @@ from tft.clock import SystemClock
 from tft.config import JobSettings
 from tft.controller.advisors import Advisors
 from tft.controller.inquiry import Inquiry
-from tft.controller.progress import ProgressFile, last_incident
+from tft.controller.progress import PROGRESS, ProgressFile, last_incident
 from tft.controller.report_file import ReportFile
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
@@ -89,8 +89,6 @@ WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 state is not reported."""
 REMARKED = frozenset({CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED})
 """The events of the job machine that operators are told as remarks about the job too."""
-PROGRESS = "progress.jsonl"
-"""The file with the progress of the job, in the run directory."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -460,7 +458,7 @@ class Controller:
         while True:
             await asyncio.sleep(LOOK)
             nodes = sorted(self._machine.nodes)
-            settled = self._machine.state in SETTLED  # then nodes leave, and none is waited for
+            settled = self._machine.state in SETTLED  # the job ends, so nodes leave as ordered
             if (
                 settled
                 or not nodes

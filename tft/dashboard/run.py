@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tft.clock import SystemClock, unix_time
+from tft.controller.progress import PROGRESS
 from tft.controller.remarks import REMARKS
 from tft.core.job.incident import Incident
 from tft.dashboard.curve import Curve
@@ -19,8 +20,8 @@ from tft.launcher.records import Records
 from tft.launcher.run_directory import STORY
 from tft.launcher.situation import MEANS, Facts, Situation, headline, running, silence
 from tft.replay.following import StoryFollower
-from tft.report.facts import PROGRESS, gather, known_of
 from tft.report.facts import Facts as Report
+from tft.report.facts import gather, known_of
 from tft.report.goodput import INCIDENT, Goodput, Known, goodput, lately, together
 from tft.report.progress import ProgressReader, RunProgress
 from tft.report.sentences import moment

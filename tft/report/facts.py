@@ -12,6 +12,7 @@ from typing import Any
 
 from tft import checkpoint
 from tft.clock import unix_time
+from tft.controller.progress import PROGRESS
 from tft.core.job.incident import Fault
 from tft.core.job.incident_report import incident_report
 from tft.errors import CheckpointCorrupt, StoryCorrupt, UsageError
@@ -22,7 +23,6 @@ from tft.report import goodput, progress
 from tft.report.goodput import Goodput, Known
 from tft.report.progress import RunProgress
 
-PROGRESS = "progress.jsonl"
 RUNNING, UNFINISHED = "running", "unfinished"
 """The results of a job without a report: it still runs, or it has ended without saying how."""
 
