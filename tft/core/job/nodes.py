@@ -55,8 +55,8 @@ class Nodes:
     """The nodes that are lost or were given up. No process is started on these nodes. A node is
     removed from this set when an agent joins the job from this node again."""
     silent: set[int] = field(default_factory=set)
-    """Those of `lost` that nobody has given up on purpose. If the agent of such a node is only cut
-    off or stopped, it may join the job again."""
+    """The nodes of `lost` that were silent and were not given up on purpose. The agent of such a node
+    may still run. Then it joins the job again."""
     isolated: set[int] = field(default_factory=set)
     """The nodes that were given up for good. An agent that joins the job from such a node is
     ignored."""

@@ -103,8 +103,9 @@ class HangDetection:
     def heard(self, beat: Beat, moves: Moves, at: float) -> float | None:
         """
         Record a heartbeat that arrived at time `at`, with its `moves`. Return the seconds since the
-        last progress of any rank, if they are more than `limit` allows. To leave the training loop
-        counts as progress. Otherwise, or if ranks train, but none of this node, return None.
+        last progress of any rank, if they are more than `limit` allows. Leaving the training
+        loop counts as progress. Otherwise return None. Also return None if ranks train, but none of
+        this node.
 
         The time of the heartbeat is taken from the clock of the node, not from its arrival, because
         a restarted broker may deliver heartbeats late although no rank hangs. The offset between

@@ -139,8 +139,8 @@ class Program:
     """True if any rank has received state from another rank since this rank was last rolled back.
     """
     _upgrading: tuple[int, ...] = ()
-    """The ranks that come back in the present round, until the rollback function for that has
-    succeeded on this rank. If the function fails, the next round brings the same ranks back."""
+    """The ranks that come back in the present round. Empty again when the program's function
+    `zit_upgrade_rollback` has succeeded. If it fails, the next round brings the same ranks back."""
     _light: bool = False
     """True if this rank needs no state from other ranks after a memory error. The value is True if
     the program's function `clean` has reported that no content of the device memory is lost."""
