@@ -829,6 +829,43 @@ FOUND = {
             ),
         ),
     ),
+    "a rank with a wrong copy is replaced because another rank is at fault too": Schedule(
+        seed=661815,
+        world=24,
+        nodes=3,
+        copies=4,
+        policy=replace(
+            QUICK, enable=frozenset({"migrate", "recover", "scale_in", "scale_out"}), flaps=2
+        ),
+        spares=(8,),
+        checkpoints=2,
+        tail=0.03,
+        averages=True,
+        backups=2,
+        trouble=Trouble(delay=0.1),
+        mishaps=(
+            Mishap(
+                what="flip",
+                target=2,
+                when="phase",
+                name="average",
+                number=1,
+                lasting=1.001,
+                kind="model",
+            ),
+            Mishap(
+                what="notice",
+                target=1,
+                when="state",
+                name="pausing",
+                delay=0.2851797842485411,
+                by=2.9388173185224233,
+                lasting=2.0,
+                loud=False,
+                kind="corruption",
+            ),
+        ),
+    ),
 }
 
 

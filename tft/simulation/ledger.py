@@ -14,6 +14,7 @@ from tft.protocol.messages import (
     Advised,
     Answered,
     Checkpointed,
+    CheckpointFailed,
     Exited,
     Faulted,
     Kill,
@@ -214,6 +215,9 @@ class Ledger:
                 self._joined(machine, report)
             case Advised():
                 for rank in report.replace:
+                    self.name(rank, machine.incarnation(rank))
+            case CheckpointFailed():
+                for rank in report.wrong:
                     self.name(rank, machine.incarnation(rank))
             case Checkpointed() if report.incarnation == machine.incarnation(report.rank):
                 # what a process reports after its node was lost does not count

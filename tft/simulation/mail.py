@@ -12,11 +12,11 @@ from tft.protocol.messages import Lead, Report
 from tft.simulation.clock import Clock
 from tft.simulation.schedule import Trouble
 
-FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
+FIRST_REPEAT, LAST_REPEAT = 0.25, 1.0
 """The shortest and the longest interval between repetitions of a report, in seconds. A real process
-repeats a report every 0.1 s; growing intervals make the simulation faster, and no invariant depends
-on them. There is one exception: a controller that has just taken over has limits shorter than these
-intervals, so all reports are sent to it at once."""
+repeats a report every 0.1 s; growing intervals make the simulation faster. They must be short beside
+the limits of the policies that are drawn: no limit may pass because a report was lost several times.
+A controller that has just taken over has shorter limits, so all reports are sent to it at once."""
 
 
 class Link:
