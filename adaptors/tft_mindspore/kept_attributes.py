@@ -18,6 +18,7 @@ from tft.spi.plain_values import (
     LIMIT,
     Filled,
     NotPlain,
+    OwnedObjects,
     mark_of_array,
     size_of,
     unkept_sentence,
@@ -51,6 +52,7 @@ class KeptAttributes:
         self._marks: dict[tuple[int, str], object] = {}
         """By number and name: the mark of an attribute that is not plain (see `_mark`)."""
         self._room = _ROOM
+        self._owned = [_owned_by(each) for each in self._callbacks]
         self._last: dict[str, Plain] = {"kept": [{} for _ in self._callbacks]}
         self.note(step, whole=True)
 
@@ -77,7 +79,7 @@ class KeptAttributes:
         room, kept = self._room, []
         for number, callback in enumerate(self._callbacks):
             found: dict[str, Plain] = {}
-            before = self._last["kept"][number]
+            before, owned = self._last["kept"][number], self._owned[number]
             for name, value in list(vars(callback).items()):
                 if (number, name) in self._left:
                     continue
@@ -90,7 +92,7 @@ class KeptAttributes:
                     why = LARGE if size > LIMIT else _CROWDED
                 if size <= min(room, LIMIT):
                     room -= size
-                    found[name] = now
+                    found[name] = values.marked(value, now, owned.by(name))
                 elif name in before or self._changes(number, name, value):
                     self._leave(number, name, why)
             kept.append(found)
@@ -145,7 +147,7 @@ class KeptAttributes:
                 if hasattr(type(callback), name) and (number, name) not in self._left:
                     delattr(callback, name)
             kept = {n: values.placed(v) for n, v in noted.items() if (number, n) not in self._left}
-            values.put_back(callback, kept, filled)
+            values.put_back(callback, kept, filled, self._owned[number])
         # the objects in a loop that is entered again are others: so do not compare with them
         self._marks.clear()
 
@@ -168,6 +170,19 @@ def _watched(callback: object) -> bool:
     kind = type(callback)
     added = kind.__module__.startswith("mindspore.") and kind.__name__.startswith("_")
     return not added and not isinstance(callback, _LEFT_ALONE)
+
+
+def _owned_by(callback: object) -> OwnedObjects:
+    owned = OwnedObjects()
+    owned.begin({name: value for name, value in vars(callback).items() if _is_kept(value)})
+    return owned
+
+
+def _is_kept(value: object) -> bool:
+    try:
+        return size_of(values.plain(value)) <= LIMIT
+    except NotPlain:
+        return False
 
 
 def _mark(value: Any) -> object:  # Any: an attribute may have any type

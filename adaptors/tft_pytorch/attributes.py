@@ -5,7 +5,7 @@ values are noted: numbers, texts, tensors, arrays, and containers of them (see `
 
 import ast
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from inspect import getsource
@@ -17,10 +17,19 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tft.errors import UsageError
-from tft.spi.plain_values import AS_THEY_ARE, LIMIT, Filled, NotPlain, equal, size_of
+from tft.spi.plain_values import (
+    AS_THEY_ARE,
+    LIMIT,
+    Filled,
+    NotPlain,
+    OwnedObjects,
+    equal,
+    size_of,
+)
 from tft_pytorch.plain_values import (
     into,
     is_fixed,
+    marked,
     may_be_plain,
     placed,
     plain,
@@ -80,15 +89,19 @@ class Attributes:
         self._owner = owner
         self._public = public
         self._but = frozenset(but)
+        self._owned = OwnedObjects()
         found = self._found()
         self._constant = frozenset(name for name in found if size_of(found[name]) > LIMIT)
         self._but |= self._constant
+        self._owned.begin(self._of_names(found))
 
     def noted(self) -> dict[str, Any]:
         """
         Return a copy of the attributes by name. Raises `UsageError` if one of them has grown large.
         """
         found = self._found()
+        attributes = self._of_names(found)
+        self._owned.settle(attributes)
         for name, value in found.items():
             if size_of(value) > LIMIT:
                 raise UsageError(
@@ -96,7 +109,7 @@ class Attributes:
                     f"{LIMIT // 1024} KiB while training, too much to keep it for a replacement "
                     "process at every step: log the values as they come, and keep a sum of them"
                 )
-        return found
+        return {n: marked(attributes[n], v, self._owned.by(n)) for n, v in found.items()}
 
     def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
@@ -104,16 +117,21 @@ class Attributes:
         one. An attribute that is not in `noted` gets the default of its class back, if there is
         one. Pass the same `filled` for all owners that are put back together.
         """
-        for name in self._found().keys() - noted.keys():
+        found = self._found()
+        self._owned.settle(self._of_names(found))
+        for name in found.keys() - noted.keys():
             if hasattr(type(self._owner), name):
                 delattr(self._owner, name)
-        put_back(self._owner, noted, filled)
+        put_back(self._owner, noted, filled, self._owned)
 
     def keeps(self, name: str) -> bool:
         """
         Return False if the attribute `name` counts as constant.
         """
         return name not in self._constant
+
+    def _of_names(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: vars(self._owner)[name] for name in names}
 
     def _found(self) -> dict[str, Any]:
         found = attributes_of(self._owner, self._but)
@@ -145,11 +163,13 @@ class Changes:
         noted, and `put_back` does not change them."""
         self._grown: list[str] = []
         self._start: dict[str, Any] = {}
+        self._owned = OwnedObjects()
         self._fixed: dict[str, object] = {}
         """The values of attributes that need not be compared as long as an attribute has the same
         object: the value cannot be changed in place, or is not kept."""
         for name, value in list(vars(owner).items()):
             self._note_start(name, value)
+        self._owned.begin({name: vars(owner)[name] for name in self._start})
 
     def _note_start(self, name: str, value: Any) -> None:
         if _has_many_parts(value):
@@ -177,6 +197,7 @@ class Changes:
         has changed.
         """
         changed, left, attributes = {}, [], vars(self._owner)
+        self._settle()
         for name, value in attributes.items():
             if self._fixed.get(name, self) is value or not self._watches(name):
                 continue
@@ -197,7 +218,7 @@ class Changes:
                 self._grows(name, value)
                 continue
             room -= size
-            changed[name] = now
+            changed[name] = marked(value, now, self._owned.by(name))
         gone = [name for name in self._start if name not in attributes]
         if not changed and not gone and not left:
             return {}
@@ -217,6 +238,7 @@ class Changes:
         for all owners that are put back together.
         """
         filled = {} if filled is None else filled
+        self._settle()
         changed, left = noted.get("set", {}), {*noted.get("left", ()), *self._left}
         gone, attributes = noted.get("gone", ()), vars(self._owner)
         for name, value in list(self._plain()):
@@ -226,11 +248,11 @@ class Changes:
                 del attributes[name]
             elif not equal(value, self._start[name]):
                 start = placed(copied(self._start[name]), device)
-                attributes[name] = into(attributes[name], start, filled)
+                attributes[name] = into(attributes[name], start, filled, self._owned.by(name))
         for name in self._start.keys() - attributes.keys() - {*left, *gone, *changed}:
             attributes[name] = placed(copied(self._start[name]), device)
         for name, value in changed.items():
-            attributes[name] = into(attributes.get(name), value, filled)
+            attributes[name] = into(attributes.get(name), value, filled, self._owned.by(name))
 
     def grown(self) -> list[str]:
         """
@@ -245,6 +267,10 @@ class Changes:
         Return True if the attribute `name` is noted when it changes.
         """
         return name in self._but or not (name in self._left or name in self._constant)
+
+    def _settle(self) -> None:
+        plain_names = [name for name, _ in self._plain()] if not self._owned.settled else []
+        self._owned.settle({name: vars(self._owner)[name] for name in plain_names})
 
     def _watches(self, name: str) -> bool:
         return (

@@ -84,5 +84,5 @@ _VALUES = PlainValues(
 )
 # Tensors on the CPU are not copied, but detached. Those that were on a device are placed on the
 # device that `placed` is given, which is another one if they come from another rank.
-plain, placed = _VALUES.plain, _VALUES.placed
+plain, placed, marked = _VALUES.plain, _VALUES.placed, _VALUES.marked
 may_be_plain, into, put_back = _VALUES.may_be_plain, _VALUES.into, _VALUES.put_back

@@ -5,6 +5,7 @@ The plain attributes of callbacks and modules are noted and put back.
 from collections import defaultdict
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tft_pytorch.attributes import Attributes, Changes
@@ -189,6 +190,65 @@ def test_what_grows_too_large_stays_as_it_is() -> None:
     small = Changes(other, underscored=True)
     other._mean += 1
     assert small.noted(room=4)["left"] == ["_mean"]
+
+
+class Reader:
+    """
+    An object whose attributes refer to items of its list.
+    """
+
+    def __init__(self) -> None:
+        self.items = [{"at": [0]}, {"at": [1]}, {"at": [2]}]
+        self.row, self.inner = self.items[0], {"at": self.items[0]["at"], "own": [7]}
+        self.array = numpy.zeros(1)
+
+    def turn(self, to: int) -> None:
+        """
+        Let the attributes refer to another item, and change what the reader has of its own.
+        """
+        self.row, self.inner["at"] = self.items[to], self.items[to]["at"]
+        self.inner["own"].append(to)
+        self.array = numpy.full(1, to)
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same process", "another process"])
+@pytest.mark.parametrize("changes", [False, True], ids=["attributes", "changes"])
+def test_items_of_a_list_are_not_filled_with_others(changes: bool, fresh: bool) -> None:
+    """When attributes refer to other items of a list now than when they were noted, then they get
+    objects of their own with the content of then. No item changes. What an attribute has had from
+    the start is filled."""
+    reader = Reader()
+    watched: Any = Changes(reader, ("items",)) if changes else Attributes(reader, ("items",))
+    watched.noted()
+    reader.turn(1)
+    noted = unpack(pack(watched.noted()))
+    reader.turn(2)
+    if fresh:
+        reader = Reader()
+        watched = Changes(reader, ("items",)) if changes else Attributes(reader, ("items",))
+    inner, own, items = reader.inner, reader.inner["own"], reader.items
+    watched.put_back(placed(noted, CPU), *([CPU] if changes else []))
+    assert items == [{"at": [0]}, {"at": [1]}, {"at": [2]}]
+    assert reader.row == {"at": [1]}
+    assert reader.inner == {"at": [1], "own": [7, 1]}
+    assert reader.inner is inner
+    assert reader.inner["own"] is own
+    assert reader.array.tolist() == [1]
+
+
+def test_functions_of_defaultdicts_are_lent_to_new_objects() -> None:
+    """When an attribute refers to another defaultdict with a function without a name now, then the
+    new one that it gets has the function of that one."""
+    counter = Counter()
+    watched = Attributes(counter)
+    watched.noted()
+    counter.best = {"sums": defaultdict(lambda: 5.0)}
+    counter.best["sums"]["a"] += 1
+    noted = watched.noted()
+    counter.best["sums"]["a"] += 1
+    watched.put_back(placed(noted, CPU))
+    assert counter.best["sums"] == {"a": 6.0}
+    assert counter.best["sums"]["b"] == 5.0
 
 
 def test_what_has_very_many_parts_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,22 @@ def test_attributes_are_put_back_into_the_same_and_another_process(fresh: bool) 
     assert values(mean) == expected
 
 
+def test_an_item_of_a_list_is_not_filled_with_another() -> None:
+    """When an attribute refers to another item of a list now than when it was noted, then it gets
+    the content of then, and no item changes."""
+    mean: Theirs = Mean()
+    items = [numpy.zeros(1), numpy.ones(1), numpy.full(1, 2.0)]
+    mean.weights = items[0]
+    kept = KeptAttributes([mean], 0)
+    mean.weights = items[1]
+    noted = moved(kept.note(1, whole=True))
+    mean.weights = items[2]
+    assert kept.rollback(noted, 1) is None
+    kept.put_back()
+    assert [float(each[0]) for each in items] == [0.0, 1.0, 2.0]
+    assert float(mean.weights[0]) == 1.0
+
+
 def test_generator_of_a_callback_draws_the_same_numbers_in_another_process() -> None:
     """When a callback has a random generator, then a replacement process draws the same numbers
     again, from the generator that its callback has made."""

@@ -12,7 +12,7 @@ This module needs numpy, so `tft.spi` does not import it.
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import reduce
@@ -52,6 +52,8 @@ Form = Callable[[Any, int], Any]
 
 Filled = dict[int, tuple[Any, Any]]
 """The objects that have got their content back, by their `id`, each with the value it was given."""
+Owns = Callable[[object], bool]
+"""Returns True for an object that an attribute has had from the start."""
 
 
 class NotPlain(Exception):
@@ -67,6 +69,15 @@ class Large:
     """
 
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """
+    Stands for a value that gets an object of its own when it is put back.
+    """
+
+    value: Any
 
 
 def of_kind(kind: str, parts: object) -> dict[str, object]:
@@ -105,7 +116,7 @@ class PlainValues:
         """
         self._forms: Mapping[Any, Form] = {
             **dict.fromkeys(AS_THEY_ARE, _scalar),
-            int: _large_integer, complex: _complex, list: self._list, set: self._set, frozenset: self._set,
+            Anew: self._anew, int: _large_integer, complex: _complex, list: self._list, set: self._set, frozenset: self._set,
             deque: self._deque, numpy.ndarray: self._array, **forms,
         }  # fmt: skip
         self._forms_of_bases: Sequence[tuple[type, Form]] = (
@@ -120,6 +131,7 @@ class PlainValues:
             "frozenset": lambda parts, place: frozenset(self.placed(parts, place)),
             "deque": lambda parts, place: deque(self.placed(parts[1], place), parts[0]),
             "named": lambda parts, place: _class(parts[0])._make(self.placed(parts[1], place)),
+            "anew": lambda parts, place: Anew(self.placed(parts, place)),
             "dict": self._placed_dict,
             "record": self._placed_record,
             **makers,
@@ -151,6 +163,30 @@ class PlainValues:
         """
         return self._form(type(value)) is not None
 
+    # Any: an attribute, and its plain form
+    def marked(self, value: Any, form: Any, owns: Owns) -> Any:
+        """
+        Return `form`, the result of `plain` for `value`, with a mark at each object for which `owns`
+        returns False: an attribute refers to another object now than at the start, such as an item
+        of a dataset. `into` does not fill the object that is at the place of a mark, because it may
+        be another item.
+        """
+        if is_changeable(value) and not owns(value):
+            return of_kind("anew", form)
+        if type(form) is not dict:
+            return form
+        if _KIND not in form:
+            return {key: self.marked(value[key], each, owns) for key, each in form.items()}
+        kind, parts = form[_KIND], form[_PARTS]
+        if kind == "dict" and isinstance(value, dict):
+            pairs = zip(parts[2], value.values(), strict=True)
+            parts = [*parts[:2], [[k, self.marked(v, each, owns)] for (k, each), v in pairs]]
+        elif kind == "record":
+            content = _content(value)
+            marked = {n: self.marked(content[n], each, owns) for n, each in parts[1].items()}
+            parts = [parts[0], marked]
+        return of_kind(kind, parts)
+
     def placed(self, value: Any, place: Any = None) -> Any:  # Any: a result of `plain`
         """
         Return the value of which `plain` has made `value`. `place` is for values of the framework:
@@ -166,41 +202,50 @@ class PlainValues:
         return value
 
     # Any: attributes may have any type
-    def into(self, old: Any, value: Any, filled: Filled | None = None) -> Any:
+    def into(
+        self, old: Any, value: Any, filled: Filled | None = None, owns: Owns | None = None
+    ) -> Any:
         """
         Return `value`, a result of `placed`. If `old` is of the same kind and can be changed, return
         `old` with the content of `value`, since other objects may refer to it.
 
         Pass the same `filled` for values that are put back together. If it has `old` with other
-        content already, two names refer to one object now that had two: then return `value`.
+        content already, two names refer to one object now that had two: then return `value`. Return
+        `value` also where it is marked, or where `owns` is given and returns False for `old`.
         """
         filled = {} if filled is None else filled
+        if isinstance(value, Anew) or (owns and is_changeable(old) and not owns(old)):
+            return _unmarked(old, value)
         if id(old) in filled:
-            if self._same(filled[id(old)][1], value):
-                return old
-            _lend_functions(old, value)
-            return value
+            return old if self._same(filled[id(old)][1], value) else _unmarked(old, value)
         filled[id(old)] = old, value  # before its parts, which may refer to it
-        found = self._into(old, value, filled)
-        if found is not old:
-            del filled[id(old)]
-        return found
+        found = self._into(old, value, filled, owns)
+        if found is old:
+            return old
+        del filled[id(old)]
+        return _unmarked(old, found)
 
     def put_back(
-        self, owner: object, attributes: Mapping[str, Any], filled: Filled | None = None
+        self,
+        owner: object,
+        attributes: Mapping[str, Any],
+        filled: Filled | None = None,
+        owned: "OwnedObjects | None" = None,
     ) -> None:
         """
         Set attributes of `owner` to values that `placed` has returned. Lists, dicts and the like
-        keep their identity, since other objects may refer to them. Pass the same `filled` for all
-        owners that are put back together.
+        keep their identity, since other objects may refer to them: all, or with `owned` those that
+        the attributes have had from the start. Pass the same `filled` for all owners that are put
+        back together.
         """
         present, filled = vars(owner), {} if filled is None else filled
         for name, value in attributes.items():
-            setattr(owner, name, self.into(present.get(name), value, filled))
+            owns = owned.by(name) if owned else None
+            setattr(owner, name, self.into(present.get(name), value, filled, owns))
 
-    def _into(self, old: Any, value: Any, filled: Filled) -> Any:
+    def _into(self, old: Any, value: Any, filled: Filled, owns: Owns | None) -> Any:
         if isinstance(old, dict) and type(value) in (dict, type(old)):
-            content = {k: self.into(_part(old, k, v), v, filled) for k, v in value.items()}
+            content = {k: self.into(_part(old, k, v), v, filled, owns) for k, v in value.items()}
             old.clear()
             old.update(content)
             return old
@@ -209,12 +254,11 @@ class PlainValues:
                 return fill(old, value)
         if type(old) is not type(value):
             return value
-        _lend_functions(old, value)
         if generators.kind_of(old):
             generators.put_back(old, generators.read(value)[1])
             return old
         if is_dataclass(old) and not _frozen(old):
-            self._fill_record(old, value, filled)
+            self._fill_record(old, value, filled, owns)
             return old
         return _filled(old, value)
 
@@ -242,6 +286,9 @@ class PlainValues:
                 return form
         known = kind.__module__.partition(".")[0] in self._frameworks
         return self._record if is_dataclass(kind) and not known else None
+
+    def _anew(self, value: Anew, depth: int) -> Any:
+        return self.plain(value.value, depth)
 
     def _list(self, value: Any, depth: int) -> Any:
         return [self.plain(each, depth) for each in value]
@@ -300,12 +347,75 @@ class PlainValues:
             object.__setattr__(found, name, self.placed(each, place))
         return found
 
-    def _fill_record(self, old: Any, value: Any, filled: Filled) -> None:
+    def _fill_record(self, old: Any, value: Any, filled: Filled, owns: Owns | None) -> None:
         content = _content(value)
         for name in _content(old).keys() - content.keys():
             object.__delattr__(old, name)
         for name, each in content.items():
-            object.__setattr__(old, name, self.into(getattr(old, name, None), each, filled))
+            object.__setattr__(old, name, self.into(getattr(old, name, None), each, filled, owns))
+
+
+class OwnedObjects:
+    """
+    The lists, dicts, arrays and the like that the attributes of an object have from the start. Other
+    objects may refer to them, so their content is put back into them. An attribute that refers to
+    another object later may refer to an item of a dataset, which must not be changed.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[str, int], object] = {}
+        self.settled = False
+        """True after the first call of `settle`."""
+
+    def begin(self, attributes: Mapping[str, Any]) -> None:
+        """
+        Add the objects of `attributes`, by name.
+        """
+        for name, value in attributes.items():
+            self._objects.update({(name, id(each)): each for each in _changeable(value)})
+
+    def settle(self, attributes: Mapping[str, Any]) -> None:
+        """
+        Add the objects of `attributes` before training begins: only the first call adds something.
+        """
+        if not self.settled:
+            self.settled = True
+            self.begin(attributes)
+
+    def by(self, name: str) -> Owns:
+        """
+        Return the function that says which objects the attribute `name` has from the start.
+        """
+        return lambda each: (name, id(each)) in self._objects
+
+
+def is_changeable(value: Any) -> bool:  # Any: an attribute may have any type
+    """
+    Return True if `into` can change `value` in place.
+    """
+    return (
+        isinstance(value, list | set | deque | dict | numpy.ndarray)
+        or (is_dataclass(value) and not isinstance(value, type) and not _frozen(value))
+        or bool(generators.kind_of(value))
+    )
+
+
+def _changeable(value: Any, depth: int = 0) -> Iterator[object]:
+    """
+    Yield the objects that `into` changes when it puts `value` back.
+    """
+    if is_changeable(value) and depth <= _DEEPEST:
+        yield value
+        record = is_dataclass(value)
+        parts = (
+            value.values()
+            if isinstance(value, dict)
+            else _content(value).values()
+            if record
+            else ()
+        )
+        for each in list(parts):
+            yield from _changeable(each, depth + 1)
 
 
 def size_of(value: Any) -> int:  # Any: a result of `plain`
@@ -445,7 +555,30 @@ def no_function() -> None:
     )
 
 
+# Any: attributes may have any type
+def _unmarked(old: Any, value: Any) -> Any:
+    """
+    Return `value` without marks (see `PlainValues.marked`), to take the place of `old`.
+    """
+    value = _bare(value)
+    _lend_functions(old, value)
+    return value
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, Anew):
+        return _bare(value.value)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            value[key] = _bare(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for name, each in _content(value).items():
+            object.__setattr__(value, name, _bare(each))
+    return value
+
+
 def _lacks_function(value: Any) -> bool:
+    value = value.value if isinstance(value, Anew) else value
     return isinstance(value, defaultdict) and value.default_factory is no_function
 
 
