@@ -9,11 +9,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pluggy
 import pytest
 
 from tft.cli.main import main
 from tft.config import JobSettings
 from tft.launcher.run_directory import run_dir_of
+from tft.plugins import add
+from tft.spi.markers import hookimpl
+from tft.spi.plugin import PluginSpecs
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +260,32 @@ def test_address_reachable_from_other_machines_is_allowed_with_keys(
     assert "the broker cannot listen at 192.0.2.1:29400" in refusal.said
     refusal = tft(folder, "broker", "--curve", "keys", "--host", "192.0.2.1", "--port", "29400")
     assert "the broker cannot listen at 192.0.2.1:29400" in refusal.said
+
+
+@pytest.mark.parametrize("answer", [5, {"name": 1}, ["name"]])
+def test_an_environment_of_a_plugin_that_is_no_dict_of_texts_is_refused(
+    folder: Path, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a plugin adds to the environment of a job what is no dict of texts, then the run is
+    refused with the answer, before any process starts."""
+
+    class Plugin:
+        """
+        A plugin with a wrong answer.
+        """
+
+        @hookimpl
+        def tft_environment(self) -> object:
+            """
+            Return the answer of the test.
+            """
+            return answer
+
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    add(manager, Plugin(), "wrong")
+    monkeypatch.setattr("tft.plugins.load_plugins", lambda: manager)
+    refused = tft(folder, "run", "--run-dir", "run", "train.py")
+    assert refused.code == 2
+    assert f"must return a dict of texts, but it has returned {answer!r}" in refused.said
+    assert not (folder / "ran").exists()

@@ -129,6 +129,18 @@ class DigestsOfACopy(Broken):
     instead: ClassVar = {"tft_compare": None, "tft_give": _gives_a_copy}
 
 
+def _no_digests(shard: str) -> dict[str, str]:
+    return {}
+
+
+class WithoutDigests(Broken):
+    """
+    The digests of a shard are empty.
+    """
+
+    instead: ClassVar = {"tft_compare": _no_digests}
+
+
 def _unknown_failure(error: BaseException) -> None:
     return None
 

@@ -47,6 +47,19 @@ class Mistakes:
         return [("MUSA error", "memory")]
 
 
+class Miscounts:
+    """
+    A plugin that returns no list.
+    """
+
+    @hookimpl
+    def tft_device_faults(self) -> int:
+        """
+        Return a number.
+        """
+        return 5
+
+
 class Raises:
     """
     A plugin whose hook raises an error, because its regular expression is invalid.
@@ -65,7 +78,7 @@ def test_valid_lines_of_plugins_are_collected_and_invalid_ones_ignored() -> None
     invalid line of one plugin does not remove the lines of the others."""
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
-    for plugin in (Adds(), Mistakes(), Raises()):
+    for plugin in (Adds(), Mistakes(), Miscounts(), Raises()):
         add(manager, plugin, type(plugin).__name__)
     assert Observers(manager).device_faults() == [LINE]
 

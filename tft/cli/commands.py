@@ -3,16 +3,17 @@ The commands of `tft` as click commands. Each command imports the code it needs 
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pluggy
 
 from tft.config import inherited_environment
+from tft.errors import UsageError
 from tft.launcher.options import LOOPBACK, job_options, job_settings
 from tft.logs import configure_logs
 from tft.parent_death import die_with_parent
@@ -86,12 +87,31 @@ def _run_job(plugins: pluggy.PluginManager, **options: Any) -> int:
     def run(plan: Plan, options: Mapping[str, Any]) -> int:
         added = call_guarded(plugins, "tft_environment", may_refuse=True, options=options)
         check_plan(plan)
-        return launch(plan, {name: value for each in added for name, value in each.items()})
+        return launch(plan, _joined(added))
 
     plan = make_plan(options)
     code = run(plan, options)
     export_last(plan, code, options, lambda other: run(make_plan(other), other))
     return code
+
+
+def _joined(answers: Sequence[object]) -> dict[str, str]:
+    """
+    Return the environment variables of all answers to `tft_environment`. Raises `UsageError` for an
+    answer that is no mapping of texts, because no process could be started with it.
+    """
+    added: dict[str, str] = {}
+    for answer in answers:
+        texts = isinstance(answer, Mapping) and all(
+            isinstance(each, str) for pair in answer.items() for each in pair
+        )
+        if not texts:
+            raise UsageError(
+                "the hook tft_environment of a plugin must return a dict of texts, but it has "
+                f"returned {answer!r}: correct the plugin"
+            )
+        added.update(cast("Mapping[str, str]", answer))
+    return added
 
 
 def lead_command() -> click.Command:

@@ -152,6 +152,9 @@ class AdaptorContract:
                     ranks[rank].ask("compared", shard),
                     ranks[holders[0]].ask("compared", shard),
                 )
+                assert mine, (
+                    f"the digests of {shard!r} on rank {rank} are empty: nothing is compared"
+                )
                 differ = [part for part in mine if mine[part] != other.get(part)]
                 differ += mine.keys() ^ other.keys()
                 assert not differ, (

@@ -481,8 +481,13 @@ class ScriptedJob(JobShape):
         `Policy(advised=True)`.
 
         Return the advice of the plugin. Raises every exception of the plugin, and `UsageError` if
-        its hooks do not fit the specifications.
+        its hooks do not fit the specifications, or if the job does not wait for advice.
         """
+        if not self.consulted:
+            raise UsageError(
+                "the job has not asked for advice: it asks in an incident, when all ranks have left "
+                "their loops, and only with Policy(advised=True)"
+            )
         plugins = pluggy.PluginManager("tft")
         plugins.add_hookspecs(PluginSpecs)
         add(plugins, plugin, "plugin")

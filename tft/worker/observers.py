@@ -7,7 +7,7 @@ There is one exception to this rule: a `TrainingFault` counts as a fault of this
 framework had raised it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -57,14 +57,16 @@ class Observers:
         Return the lines that plugins add to the table of device faults.
         """
         lines = []
-        for line in chain.from_iterable(call_guarded(self._plugins, "tft_device_faults")):
+        answers = call_guarded(self._plugins, "tft_device_faults")
+        listed = (each if isinstance(each, Iterable) else [each] for each in answers)
+        for line in chain.from_iterable(listed):
             if isinstance(line, DeviceFault):
                 lines.append(line)
             else:
                 log.warning(
                     "device_fault_left_out",
                     line=repr(line),
-                    why="the hook must return objects of the class DeviceFault",
+                    why="the hook must return a list of objects of the class DeviceFault",
                 )
         return lines
 
