@@ -1,7 +1,7 @@
 """
-Measure what the plugins `integrity` and `numerics` add to a step: blocks of steps with the plugin
-and without it in turns, within one job of two ranks. The ratio of two neighbouring blocks is one
-sample. The noise is the same for a job in which nothing is switched.
+Measure what the plugins `integrity` and `numerics` add to a step: two blocks of steps at a time, one
+with the plugin and one without it, within one job of two ranks. The ratio of the two is one sample.
+The noise is the same for a job in which nothing is switched.
 """
 
 import itertools
@@ -77,16 +77,17 @@ def measured(options: Sequence[str], words: Sequence[str]) -> dict[str, list[flo
         )  # fmt: skip
         told = json.loads(Path(directory, "run", "times.json").read_text())
     return {
-        clock: _ratios(times[told["warm"] :], told["block"])
+        clock: _ratios(times[told["warm"] :], told["block"], told["second"])
         for clock, times in told["times"].items()
     }
 
 
-def _ratios(times: Sequence[float], size: int) -> list[float]:
+def _ratios(times: Sequence[float], size: int, second: Sequence[int]) -> list[float]:
     steps = [b - a for a, b in itertools.pairwise(times)]
     # the first step of a block has the end of the last step of the other kind in it
     blocks = [statistics.median(steps[i + 1 : i + size]) for i in range(0, len(steps), size)]
-    return [a / b for a, b in zip(blocks[::2], blocks[1::2], strict=False)]
+    pairs = zip(blocks[::2], blocks[1::2], second, strict=False)
+    return [b / a if swapped else a / b for a, b, swapped in pairs]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """
 The example's training loop, in which what observers do and the judgement of numbers are switched on
-and off in turns: one block of steps with the plugins of the job, one block without. All ranks switch
-at the same step.
+and off in turns. Of each two blocks of steps, one has the plugins of the job and one has not. Which
+comes first is drawn, so that no work with a period of its own falls on one kind only. All ranks
+switch at the same step.
 """
 
 import argparse
 import json
+import random
 import time
 from dataclasses import replace
 from sys import path
@@ -42,6 +44,9 @@ data = Batches(load_corpus(), batch=size.batch, context=size.context, seed=0, ra
 session.adopt(
     model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=lambda: DDP(model)
 )
+drawn = random.Random(0)
+second = [drawn.randrange(2) for _ in range(args.blocks // 2)]
+"""For each two blocks: 1 if the plugins are on in the second one."""
 times: dict[str, list[float]] = {"time": [], "processor": []}
 
 
@@ -81,8 +86,8 @@ def train(session: tft.Session) -> None:
     for step in session.steps(steps):
         times["time"].append(time.perf_counter())
         times["processor"].append(time.thread_time())
-        on = step <= args.warm or (step - args.warm - 1) // args.block % 2 == 0
-        switch.turn(on)
+        number = (step - args.warm - 1) // args.block
+        switch.turn(number < 0 or number % 2 == second[number // 2])
         loss = session.model(*data.next())
         loss.backward()
         if not args.no_clip:
@@ -96,5 +101,5 @@ def train(session: tft.Session) -> None:
 session.run(train)
 if session.rank == 0:
     (session.run_dir / "times.json").write_text(
-        json.dumps({"warm": args.warm, "block": args.block, "times": times})
+        json.dumps({"warm": args.warm, "block": args.block, "times": times, "second": second})
     )
