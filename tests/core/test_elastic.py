@@ -18,6 +18,7 @@ from tft.core.job.policy import (
     STRATEGIES,
     Policy,
 )
+from tft.core.job.training import RANKS_AWAY, UNFINISHED
 from tft.protocol.messages import (
     Commit,
     Fetch,
@@ -403,6 +404,24 @@ def test_shrunk_job_says_at_once_that_it_writes_no_periodic_checkpoint() -> None
     assert job.machine.members == {0, 1, 2, 3}
     assert [facts["step"] for facts in job.facts("checkpoints_resumed")] == [job.ranks[0].step - 1]
     assert shrunk().facts("checkpoints_suspended") == []
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_checkpoints_that_a_shrunk_job_does_not_write_have_that_reason(back: bool) -> None:
+    """When ranks have left a job with periodic checkpoints, then those that it misses until its end,
+    or until the ranks are back, are reported with that reason."""
+    job = elastic(checkpoint_every=2)
+    job.lose_node(1)
+    job.settle()
+    job.train(4)
+    if back:
+        job.come(1)
+        job.settle()
+        job.train()
+    else:
+        job.finish()
+        job.settle()
+    assert job.machine.missed == {(None, UNFINISHED): [2], (None, RANKS_AWAY): [4, 6]}
 
 
 def test_node_that_was_given_up_on_purpose_is_not_asked_to_join() -> None:

@@ -445,13 +445,15 @@ class Restart:
         """
         job, absent = self._job, sorted(self._job.ranks.states.keys() - self._job.ranks.members)
         suspended = bool(absent and job.policy.checkpoint_every)
-        if suspended == job.checkpoints.suspended:
+        if suspended == (job.checkpoints.suspended is not None):
             return
-        job.checkpoints.suspended = suspended
         step = job.incident.progress.agreed
         if suspended:
+            job.checkpoints.suspended = step
             job.tell(CHECKPOINTS_SUSPENDED, ranks=absent, step=step)
         else:
+            job.leave_unfinished(step)
+            job.checkpoints.suspended = None
             job.tell(CHECKPOINTS_RESUMED, step=step)
 
     def _all_judged(self) -> bool:

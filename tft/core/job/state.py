@@ -18,7 +18,7 @@ from tft.core.job.policy import Policy
 from tft.core.job.rank_state import RankState
 from tft.core.job.requests import JobEnd, Pause
 from tft.core.job.timing import Timing
-from tft.core.job.training import UNFINISHED, Checkpoints, Training
+from tft.core.job.training import RANKS_AWAY, UNFINISHED, Checkpoints, Training
 from tft.core.job.transitions import FAULTS, SETTLED, TRANSITIONS, Reaction, State
 from tft.core.plan.plan import START
 from tft.errors import InternalError
@@ -203,8 +203,10 @@ class Job:
         Record that the periodic checkpoints of steps before `step` that are incomplete now will
         never be completed.
         """
+        since = self.checkpoints.suspended
         for older in self.checkpoints.unfinished(step, every=self.policy.checkpoint_every):
-            self.not_checkpointed(None, older, UNFINISHED)
+            away = since is not None and older > since
+            self.not_checkpointed(None, older, RANKS_AWAY if away else UNFINISHED)
 
     def not_checkpointed(self, rank: int | None, step: int, why: str) -> None:
         """

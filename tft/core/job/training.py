@@ -10,6 +10,7 @@ from tft.core.job.origin import Origin
 from tft.core.job.refusals import Refusals
 
 UNFINISHED = "ranks ended before they had written their part"
+RANKS_AWAY = "ranks had left the job, and a periodic checkpoint needs the part of every rank"
 CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED = "checkpoints_suspended", "checkpoints_resumed"
 """Events for operators: no periodic checkpoint can be written, and they are written again."""
 
@@ -201,8 +202,9 @@ class Checkpoints:
     controller itself has noticed that the checkpoint is incomplete."""
     told: set[int] = field(default_factory=set)
     """The steps of the checkpoints that were logged as missed."""
-    suspended: bool = False
-    """True while no periodic checkpoint can be completed, because ranks have left the job."""
+    suspended: int | None = None
+    """While no periodic checkpoint can be completed, because ranks have left the job: the step after
+    which they have left. None: all ranks take part."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
     is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""
