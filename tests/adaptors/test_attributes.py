@@ -236,6 +236,29 @@ def test_items_of_a_list_are_not_filled_with_others(changes: bool, fresh: bool) 
     assert reader.array.tolist() == [1]
 
 
+class Settings(dict[str, Any]):
+    """
+    A dict whose items are attributes, too.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def test_new_dicts_have_the_class_of_the_present_one() -> None:
+    """When an attribute refers to another dict of the user's class now, then the new one that it
+    gets has this class, also within another dict."""
+    counter = Counter()
+    watched = Attributes(counter)
+    watched.noted()
+    counter.best = Settings(rate=0.1, inner=Settings(size=1))
+    noted = watched.noted()
+    present = counter.best = Settings(rate=0.2, inner=Settings(size=2))
+    watched.put_back(placed(noted, CPU))
+    assert (counter.best.rate, counter.best.inner.size) == (0.1, 1)
+    assert (present.rate, present.inner.size) == (0.2, 2)
+
+
 def test_functions_of_defaultdicts_are_lent_to_new_objects() -> None:
     """When an attribute refers to another defaultdict with a function without a name now, then the
     new one that it gets has the function of that one."""

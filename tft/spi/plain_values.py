@@ -13,6 +13,7 @@ import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import reduce
@@ -562,7 +563,23 @@ def _unmarked(old: Any, value: Any) -> Any:
     """
     value = _bare(value)
     _lend_functions(old, value)
-    return value
+    return _of_class(old, value)
+
+
+def _of_class(old: Any, value: Any) -> Any:
+    """
+    Return `value`, in which each dict has the class of the dict at its place in `old`. The plain form
+    of a dict of a user's class does not have its class.
+    """
+    if type(value) is not dict or not isinstance(old, dict):
+        return value
+    content = {key: _of_class(old.get(key), each) for key, each in value.items()}
+    if type(old) in _CONTAINERS:
+        return content
+    found = copy(old)
+    found.clear()
+    found.update(content)
+    return found
 
 
 def _bare(value: Any) -> Any:
