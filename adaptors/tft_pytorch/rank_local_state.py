@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tft.errors import MalformedMessage, UsageError
 from tft.spi import pack, skip_batches, unpack
 from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
+from tft.spi.plain_values import without_marks
 from tft_pytorch.device import devices_of
 from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import INLINE, RunningBuffers
@@ -297,7 +298,7 @@ class RankLocalState:
         """
         return {
             "rng": self._random(),
-            "data": None if self._data is None else _apart(self._data.state_dict()),
+            "data": None if self._data is None else _apart(without_marks(self._data.state_dict())),
         }
 
     def digests(self) -> dict[str, str]:

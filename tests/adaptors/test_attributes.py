@@ -13,6 +13,7 @@ from tft_pytorch.plain_values import on_device, placed, plain
 
 from tft.errors import UsageError
 from tft.spi import pack, unpack
+from tft.spi.plain_values import without_marks
 
 CPU = torch.device("cpu")
 
@@ -230,6 +231,7 @@ def test_items_of_a_list_are_not_filled_with_others(changes: bool, fresh: bool) 
     watched.put_back(placed(noted, CPU), *([CPU] if changes else []))
     assert items == [{"at": [0]}, {"at": [1]}, {"at": [2]}]
     assert reader.row == {"at": [1]}
+    assert without_marks(watched.noted()) == without_marks(noted)
     assert reader.inner == {"at": [1], "own": [7, 1]}
     assert reader.inner is inner
     assert reader.inner["own"] is own

@@ -434,6 +434,21 @@ def size_of(value: Any) -> int:  # Any: a result of `plain`
     return size
 
 
+def without_marks(form: Any) -> Any:  # Any: a result of `plain` or `marked`
+    """
+    Return a plain form without the marks of `PlainValues.marked`. Digests are made of this form: a
+    process that has replaced another one has other objects than that one had, with the same content.
+    """
+    kind = type(form)
+    if kind is dict:
+        if form.get(_KIND) == "anew":
+            return without_marks(form[_PARTS])
+        return {key: without_marks(each) for key, each in form.items()}
+    if kind is list or kind is tuple:
+        return kind(map(without_marks, form))
+    return form
+
+
 def equal(left: Any, right: Any) -> bool:  # Any: results of `plain`
     """
     Return True if two plain values are the same, also in their types. Tensors are compared by content.
