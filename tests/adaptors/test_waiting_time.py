@@ -105,10 +105,8 @@ def play(rank: int, name: str, directory: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ddp", *(pytest.param(name, marks=pytest.mark.soak) for name in CASES if name != "ddp")],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.timeout(120)
 def test_only_the_rank_that_is_on_time_waits(tmp_path: Path, name: str) -> None:
     """When one rank of two is late, then the other rank's wait is measured, and the late rank has

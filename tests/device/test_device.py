@@ -178,11 +178,8 @@ def test_a_step_counts_as_completed_when_the_device_has_completed_it(
     identical(outcome, calm())
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [(), pytest.param(("--messages",), marks=pytest.mark.soak)],
-    ids=["all-reduce", "messages"],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("metric", [(), ("--messages",)], ids=["all-reduce", "messages"])
 def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
     tmp_path: Path, calm: Calm, metric: tuple[str, ...]
 ) -> None:

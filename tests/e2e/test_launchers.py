@@ -148,6 +148,7 @@ def test_a_job_of_srun_completes(undisturbed: Outcome) -> None:
     assert sorted(undisturbed.finals()) == list(range(WORLD))
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_is_replaced_below_torchrun(tmp_path: Path, undisturbed: Outcome) -> None:
     """When a rank of a job of torchrun is killed with kill -9, then it is replaced below torchrun,
     whose own processes stay. The losses are those of an undisturbed run, and torchrun exits 0."""

@@ -180,6 +180,7 @@ def test_incident_is_described_when_it_is_over(running: Job) -> None:
     assert told["ranks"][2]["incarnation"] == 1
 
 
+@pytest.mark.soak
 def test_looks_end_with_the_job(running: Job) -> None:
     """When the job ends, then `tft top` prints its result and exits with 0. `tft status` then says
     how the job ended, and how to go on. This is the last test of the job."""

@@ -158,7 +158,7 @@ def test_a_job_returns_to_a_checkpoint_that_only_its_script_knows(tmp_path: Path
     ("options", "left"),
     [
         pytest.param(("--backup-every", "4", "--enable", "dump"), [5, 8], id="last checkpoint"),
-        pytest.param(("--max-incidents", "0"), [5], id="none"),
+        pytest.param(("--max-incidents", "0"), [5], id="none", marks=pytest.mark.soak),
     ],
 )
 def test_no_job_resumes_from_wrong_numbers(

@@ -9,6 +9,8 @@ import signal
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.jobs import ROOT, Job, job, reached, until
 from tft.bus.ports import free_address
 
@@ -58,6 +60,7 @@ def test_node_that_is_started_again_at_once_is_taken_in(tmp_path: Path) -> None:
     assert outcome.finals()[0] == outcome.finals()[1]
 
 
+@pytest.mark.soak
 def test_second_launcher_of_a_living_node_changes_nothing(tmp_path: Path) -> None:
     """When a launcher is started by mistake for a node whose agent is there, then the agent of this
     launcher is not taken in, and the job has no incident."""

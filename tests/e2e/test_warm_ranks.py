@@ -43,6 +43,7 @@ def replaced(running: Job, rank: int, number: int) -> None:
     strike(running, f"rank-{rank}")
 
 
+@pytest.mark.soak
 def test_lost_ranks_are_replaced_by_warm_processes(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

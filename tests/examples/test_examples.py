@@ -99,6 +99,7 @@ def typed(example: str, directory: Path, environment: Mapping[str, str]) -> Page
     return page
 
 
+@pytest.mark.soak
 def test_examples_do_not_install_torch(environment: Mapping[str, str]) -> None:
     """When tft and the examples are installed, then torch is not installed, and tft can be
     imported."""

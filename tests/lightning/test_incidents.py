@@ -79,6 +79,7 @@ def test_kills_in_all_phases_leave_the_training_as_it_was(tmp_path: Path, calm_k
     assert differences(tmp_path / "own", calm_kinds) == []
 
 
+@pytest.mark.soak
 def test_kills_between_steps_leave_the_training_as_it_was(tmp_path: Path, calm_kinds: Path) -> None:
     """When ranks are killed in the sanity check, in a validation, while a checkpoint is saved, in a
     callback, and at the end of an epoch, also twice behind the same step, then everything is as
@@ -132,6 +133,7 @@ def test_an_attribute_that_is_not_kept_is_named(forgetful: Outcome) -> None:
     assert "average of Recorder" in " ".join(first["inexact"])
 
 
+@pytest.mark.soak
 def test_a_list_that_grows_ends_the_job_and_is_to_be_corrected_first(forgetful: Outcome) -> None:
     """When a list of a callback grows too large, then the job ends with a sentence that names it, and
     the last line says to change the script before the job goes on."""

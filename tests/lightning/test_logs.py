@@ -5,6 +5,7 @@ Each row reaches the loggers of a trainer once.
 import csv
 from pathlib import Path
 
+import pytest
 from lightning.pytorch.loggers import CSVLogger
 from tft_lightning.logs import LogLedger
 
@@ -38,6 +39,7 @@ def test_rows_come_once_while_training_and_all_come_after_it(tmp_path: Path) -> 
     assert values(logger) == ["1.0", "2.0", "3.0"]
 
 
+@pytest.mark.soak
 def test_a_row_of_an_aborted_collective_is_not_written(tmp_path: Path) -> None:
     """When a rank is killed before it gathers a value, and collectives of the device return before
     they are complete, then the other rank does not log what it has gathered of it: each row has the

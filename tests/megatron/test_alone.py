@@ -35,13 +35,9 @@ def alone(*arguments: str) -> dict[str, Any]:  # Any: JSON
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--instances", "1"),
-        pytest.param(("--instances", "0"), marks=pytest.mark.soak),
-        pytest.param(("--instances", "1", "--overlap"), marks=pytest.mark.soak),
-    ],
+    "arguments", [("--instances", "1"), ("--instances", "0"), ("--instances", "1", "--overlap")]
 )
 def test_cleared_groups_have_no_references_left(arguments: tuple[str, ...]) -> None:
     """When two forward and backward passes have used the groups, and the groups are cleared, twice,

@@ -33,6 +33,7 @@ def calm_graph(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
+@pytest.mark.soak
 def test_faults_outside_the_compiled_graph_are_repaired(
     tmp_path: Path, calm_graph: Outcome
 ) -> None:

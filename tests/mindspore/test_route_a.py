@@ -87,6 +87,7 @@ def test_the_shim_is_small_and_gives_a_reason_for_each_replacement() -> None:
     assert [line for line in replaced + defined if "# replaces " not in line] == []
 
 
+@pytest.mark.soak
 def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
     tmp_path: Path, calm: Outcome
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_trainer_survives_kills_in_all_phases(tmp_path: Path, plain: Plain) ->
     same(tmp_path / "out", plain("most", *MOST), once=("steps",))
 
 
+@pytest.mark.soak
 def test_an_operation_with_an_aborted_collective_is_repeated(tmp_path: Path) -> None:
     """When a rank is killed before it says how many tokens its batch has, and collectives of the
     device return before they are complete, then the other rank trains with the tokens of both
