@@ -51,8 +51,8 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Maps each refused argument to the reason for the error message. With these arguments, Megatron
-keeps the optimizer's state in places that the adaptor does not read."""
+"""Maps each refused argument to the reason that the error message gives. With these arguments,
+Megatron keeps the optimizer's state in places that the adaptor does not read."""
 
 _NEEDED = (
     "tensor_model_parallel_size",

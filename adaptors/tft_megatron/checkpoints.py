@@ -76,9 +76,10 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""Says which entry of a shard has the content of a part of a tensor. Such a tensor has no entry of
-its own name, because other entries have all its elements. The fields are the name of the entry, the
-shape and the strides of the part, and the offset of the first element of the part in the tensor."""
+"""Says where a part of a tensor is stored, if the tensor has no entry of its own in the shard. A
+tensor needs no entry of its own if other entries have all its elements. The fields are the name of
+the entry that has the part, the shape and the strides of the part, and the offset of its first
+element in the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

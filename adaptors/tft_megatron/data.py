@@ -93,7 +93,8 @@ class Data:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` global batches, the batches of all ranks together.
+        Leave out the next `batches` global batches. A global batch is what all ranks together train
+        in one step.
         """
         for _ in range(batches):
             self._move()

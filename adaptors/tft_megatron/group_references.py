@@ -80,8 +80,8 @@ def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None
     """
     Yield the references of the object `holder` to other objects. Each reference is a tuple of
     three: the text to append to the path of `holder`, the other object, and a function that
-    replaces the other object. The function is None if it cannot be replaced. (`Any`: the other
-    objects can have every type.)
+    replaces the other object. The third item is None if the other object cannot be replaced.
+    (`Any`: the other objects can have every type.)
     """
     if isinstance(holder, dict):
         for key, value in holder.items():

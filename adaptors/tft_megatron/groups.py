@@ -26,8 +26,8 @@ from tft_megatron.stray_groups import refuse_kept
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"
-"""The variable with Megatron's list of all groups. A group that has no variable of its own is only
-in this list."""
+"""The variable with Megatron's list of all groups. A group without a variable of its own is only in
+this list, so its role is its place in the list."""
 
 
 class Parallel:

@@ -107,9 +107,9 @@ def content_of(
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # With `alone=True` the replica numbers of megatron-core are ignored. Ranks with another
-        # part of the model have nothing of the shard of a distributed optimizer, so the reader of
-        # the checkpoint must use the copy of this rank.
+        # For a distributed optimizer, ignore the replica numbers of megatron-core (`alone=True`).
+        # Ranks with another part of the model have nothing of this shard, so the reader of the
+        # checkpoint must use what this rank writes.
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
@@ -241,7 +241,8 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
     hold.
 
     `replica` is the replica number that megatron-core gives the tensor. If it is a tuple, its last
-    number is the index of the data-parallel rank, which is ignored.
+    number is the index of the data-parallel rank. This number is ignored, because tft itself
+    chooses which data-parallel rank writes.
     """
     return isinstance(replica, int) or not any(replica[:-1])
 

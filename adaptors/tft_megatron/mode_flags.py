@@ -2,9 +2,9 @@
 Restores, after a fault, the modes that a script may have switched for some time. The modes are the
 training mode of modules (`train()` or `eval()`), and Megatron's overlapped gathering of parameters.
 
-If a fault comes before the script switches back, a surviving rank still has the switched modes. A
-replacement process has the modes with which the objects were built. All ranks must have the same
-modes.
+If a fault comes before the script switches back, a surviving rank still has the switched modes,
+but a replacement process has the modes with which the objects were built. All ranks must train with
+the same modes, so every rank returns to the modes of the beginning.
 """
 
 from typing import Any

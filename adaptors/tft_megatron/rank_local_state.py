@@ -35,8 +35,9 @@ class RankLocalState:
             nn.ModuleList(training.chunks), training.data, training.rngs
         )
         self._begun = self._process_wide()
-        """By name: digests of the generators of Python and numpy as they were when training began,
-        in the first process of this rank."""
+        """Digests of the states of Python's and numpy's generators when training began in the first
+        process of this rank, by name. A generator that still has this digest has not been used, so
+        `digestible` leaves it out."""
 
     @property
     def running(self) -> RunningBuffers:

@@ -32,7 +32,8 @@ _FORM = 1
 """The version of a shard's description. A description of another version is refused."""
 
 _LASTING = ("weights.", "kept.")
-"""Prefixes of the names of tensors that change only within update windows."""
+"""Prefixes of the names of tensors that change only within update windows, so that a copy made
+between two windows is exact: the weights of optimizers, and the optimizer state."""
 
 _FIXED = ("weights.", "model.")
 """Prefixes of the names of tensors that exist from the beginning, with the same shape on all
@@ -284,8 +285,8 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # Megatron uses the same process group for the optimizer of the experts and for the other
-        # optimizer.
+        # do not ask whether `optimizer` is that of the experts: Megatron uses the same process group
+        # for both optimizers
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

@@ -76,8 +76,9 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which gives mypy 
     Reset a group of gradient buckets to its state before the first batch.
 
     With the first batch, Megatron begins the all-reduces of gradients at other moments than with
-    later batches. The next batch is the first one for a replacement process. All ranks must begin
-    their all-reduces in the same order, so every rank starts as with a first batch.
+    later batches. For a replacement process, the next batch is the first batch. All ranks must
+    begin their all-reduces in the same order, so the surviving ranks treat the next batch as their
+    first batch too.
     """
     group.param_gather_handle = group.grad_reduce_handle = None
     group.param_gather_dispatched = False

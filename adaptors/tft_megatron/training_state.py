@@ -1,7 +1,7 @@
 """
 The training state of this process. This module checks Megatron's objects when the script passes
-them to `tft_megatron.enable`. Later it captures, copies and restores the state in these objects,
-which are not replaced as long as the process lives.
+them to `tft_megatron.enable`. Later it captures, copies and restores the state in these objects.
+The objects themselves stay the same as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,8 @@ def adopt(
     """
     Take charge of the objects that `enable` has passed, and return the training state.
 
-    `contributing`, if it is not None, is called at the end of each forward pass. Raises
+    `contributing` is a function that tells tft that this rank is about to take part in the
+    all-reduces of the step. It is called at the end of each forward pass, unless it is None. Raises
     `UsageError` for objects that the adaptor cannot handle.
     """
     training = parts.get("training")
@@ -82,7 +83,7 @@ class Adopted:
     ) -> None:
         self.training = training
         self.backups = Backups()
-        """The copies of the state of earlier steps."""
+        """The copies in memory of the state at the end of earlier steps, for a rollback."""
         self._replaced = replaced
         self._parallel = parallel
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
@@ -109,7 +110,8 @@ class Adopted:
         self._devices = training.devices
         self._stands = has_trained(training)
         """True after all ranks have begun training together, or if this rank has loaded a
-        checkpoint."""
+        checkpoint. `rebuild` makes the parameters of all ranks equal only if it is False on every
+        rank."""
         replaced.install()
         self._contributions = Contributions()
         chunks = torch.nn.ModuleList(training.chunks)
@@ -151,9 +153,10 @@ class Adopted:
 
     def before_abort(self) -> None:
         """
-        Store, before collectives are aborted on a device, the settings that `end_step` stores, if
-        the script is in the tail of a step. From then on it may compute with wrong results. Called
-        on another thread.
+        Store the settings that `end_step` stores, if the script is in the tail of a step (after the
+        update window). tft calls this method before it aborts collectives on a device, on another
+        thread than the script's. After the abort the script may compute with wrong results, and set
+        wrong settings.
         """
         self._settings.note_in_tail()
 
@@ -173,7 +176,7 @@ class Adopted:
         interrupted.
         """
         lost = self._local_state.rollback(local_state)
-        # all ranks have begun together, because `rebuild` comes before every rollback
+        # `rebuild` comes before every rollback, and has made the parameters of all ranks equal
         self._stands = True
         forget_counts(self.training)
         self._replaced.forget()
@@ -358,8 +361,8 @@ class Adopted:
         from tft_megatron.layout import FORM, REST, content_of, part
 
         shard = self.shard(name)
-        # The function `shards_of` returns first the shard `REST`, then one shard for each
-        # optimizer.
+        # `self._shards` has the order in which `shards_of` returns the shards: first the shard
+        # `REST`, then one shard for each optimizer
         kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
         content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
         if content.common:
@@ -389,7 +392,8 @@ class Adopted:
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
         kept = [buffer for buffer in payload.buffers if buffer.name not in own]
-        # some of the buffers are copies, which would be out of date in a later step
+        # some of the buffers are copies, which do not follow later steps, so the result may be used
+        # in this step only
         return SliceContent.of_one_step(payload.meta, kept)
 
     def contribution(self) -> int | None:
