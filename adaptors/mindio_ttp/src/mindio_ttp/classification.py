@@ -13,8 +13,8 @@ from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
 """The names of the errors after which the device needs no cleaning. After such an error, a program
-for the library MindIO waits only once for its next action. This package itself does not use the
-names."""
+for the library MindIO waits only once for its next action. This package keeps the names for
+programs that import them, and does not use them itself."""
 OTHER = "OTHER"
 """The name of an error whose text has no known pattern."""
 CUT_OFF = (

@@ -87,8 +87,9 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
-        Remove a rank from the all-gather `name`, because the connection of the rank has ended. If
-        the all-gather is not complete, it then waits for another process of this rank.
+        Remove a rank from the all-gather `name`, because the connection of the rank has ended. An
+        all-gather that is not complete yet then waits until the rank joins again, for example with
+        a new process.
 
         Do nothing if the rank has joined again over another connection than `member`.
         """

@@ -111,7 +111,8 @@ class Negotiator:
     incident: int = 0
     """The number of the incident that the present dialogue with the orchestrator is about."""
     seen_whole: bool = False
-    """True if the orchestrator has reported all faults that the cluster knows."""
+    """True if the orchestrator has reported all faults that the cluster knows. The plugin offers
+    strategies only after this report."""
     joining: bool = False
     """True if the orchestrator has reported faults that tft had not detected, and these faults are
     now being added to the incident."""
@@ -134,10 +135,11 @@ class Negotiator:
     """True if the orchestrator has chosen the strategy `upgrade`, so that the ranks that left the
     job come back as soon as possible."""
     _opened: int = 0
-    """The number of the incident whose faults were last reported to the orchestrator."""
+    """The number of the incident whose faults were last reported to the orchestrator. For an
+    incident with another number, the dialogue begins anew."""
     _silent: float = 0.0
     """The time in seconds for which the plugin has waited for the orchestrator since the
-    orchestrator's last call."""
+    orchestrator's last call. The plugin stops waiting when the time reaches `limit`."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())

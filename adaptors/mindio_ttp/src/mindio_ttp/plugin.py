@@ -66,7 +66,8 @@ class Orchestrated(Negotiator, Option):
     def __init__(self, path: Path) -> None:
         self._desk = Desk(path)
         self._trains = False
-        """True if nodes have joined the controller, and the job is not over."""
+        """True if nodes have joined the controller, and the job is not over. The controller then
+        runs on even if the orchestrator no longer needs it."""
         self._over = False
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 

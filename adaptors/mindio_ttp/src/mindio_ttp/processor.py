@@ -126,8 +126,9 @@ class Processor:
         `tft_wait_next_action` since. That call returns at once, so that the program can continue
         its own initialisation."""
         self._expects_finish = False
-        """True if the program has asked whether this process replaces another process. If this
-        process does, the program will report when it is ready to train."""
+        """True if the program has asked, with `tft_is_reboot_node`, whether this process replaces
+        another process. If the answer was yes, the program reports later that it is ready to train,
+        and `enter` does not wait for the other ranks before this report."""
         self._said_ready = False
         self._refused: Exception | None = None
         """The exception that says why the update of the present step was refused. None if no update
@@ -326,8 +327,8 @@ class Processor:
     @property
     def reboot(self) -> bool:
         """
-        True if this process replaces another process of its rank. If a program has read True here,
-        it must report when it is ready to train.
+        True if this process replaces another process of its rank. A program that has read True must
+        report later that it is ready to train.
         """
         self._expects_finish = True
         return self.session.incarnation > 0

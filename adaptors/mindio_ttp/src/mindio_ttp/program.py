@@ -126,9 +126,10 @@ class Program:
     """True if the program's function `stop` was called since training last resumed, and the device
     was not cleaned after that."""
     _scaled: Scaled = ""
-    """The kind of change when ranks last formed a group to train on. The value is "in" if the group
-    has fewer ranks than the job, and not the same processes as before. The value is "out" if the
-    group has all ranks, and some of them came back. Otherwise it is empty."""
+    """How the ranks that train changed when they last formed a group. The value is "in" if the new
+    group has fewer ranks than the job, and other ranks or processes than the group before. The
+    value is "out" if the new group has all ranks, and some of them came back. Otherwise it is
+    empty."""
     _began_at: int = 0
     """The last complete step of this rank at the time when the present group of ranks was
     formed."""
@@ -146,7 +147,8 @@ class Program:
     the program's function `clean` has reported that no content of the device memory is lost."""
     _formed: int = 0
     """A number that grows each time training resumes. A rank that did not take part when training
-    resumed keeps a smaller number than the other ranks."""
+    resumed keeps a smaller number than the other ranks. So the ranks with the highest number know
+    which ranks trained last."""
     _told: Mapping[int, Body] = field(default_factory=dict)
     """Maps each rank of the present group of ranks to the facts that the rank sent when the group
     was formed."""
@@ -479,8 +481,8 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        Return the ranks with a new process. A process is new if a rank that kept its own process
-        has not trained with it yet.
+        Return the ranks whose processes are new. The process of a rank is new if some other rank,
+        which kept its own process, remembers an earlier incarnation of the rank.
 
         `stayed` has the facts of the ranks that kept their processes, and `joined` has the facts of
         all ranks that take part.
@@ -628,7 +630,8 @@ class Program:
         This step is `not_after`, or the highest step that any rank has completed, whichever is
         earlier. If `not_after` is None, it is the highest step that any rank has completed.
         """
-        # the process of this rank is new, so ask for the number `base` of the other ranks
+        # a new process does not know the program's number for step 0 of the job, so it takes the
+        # number from another rank
         if self.base is None:
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
             self.base = known[0] if known else None

@@ -167,8 +167,8 @@ def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
     Set the data-parallel group of this rank. This call is necessary if the groups that were given
     to `tft_set_optimizer_replica` are larger than the data-parallel group.
 
-    If this rank leaves the job, the ranks with the same index in other data-parallel groups leave
-    together with this rank.
+    tft uses the group if the job must continue with fewer ranks. If this rank then leaves the job,
+    the ranks with the same index in the other data-parallel groups leave together with this rank.
     """
     call = "tft_set_dp_group_info"
     program = processor.program
