@@ -30,8 +30,8 @@ class Replaced:
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """The increment by which tft has stepped the scheduler in the update window. The script must
-        call `scheduler.step` with the same increment; after this call the value is None."""
+        """The increment by which tft has stepped the scheduler in the update window. The script
+        must call `scheduler.step` with the same increment; after this call the value is None."""
         self._found: list[tuple[Any, bool]] = []
         """The gradient scalers to update in the next update window, each with a flag that is True
         if gradients were NaN or infinite."""

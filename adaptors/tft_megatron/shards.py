@@ -285,8 +285,8 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # do not ask whether `optimizer` is that of the experts: Megatron uses the same process group
-        # for both optimizers
+        # do not ask whether `optimizer` is that of the experts: Megatron uses the same process
+        # group for both optimizers
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

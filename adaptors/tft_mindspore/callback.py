@@ -82,7 +82,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._position = _Position(int(others.get("initial_step", 0)))
         self._adopted = self._entered = self._retried = False
         self._begins_again = False
-        """True from an entry into the loop after an incident to its first step."""
+        """True after `Model.train` has entered its loop again because of an incident, until the
+        first step in the loop begins. Then the attributes of the other callbacks are restored once
+        more."""
         self.kept: KeptAttributes | None = None
         self.strategies: tuple[str, ...] = ()
         """The strategies that the environment enables, by tft's names, such as `recover`."""
@@ -190,15 +192,17 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        End the step before, whose callbacks have all been called now, and record the present step.
-        In the first call, also tell tft that the training loop begins.
+        End the previous step, because all callbacks of that step have been called by now. Record
+        the number of the present step. In the first call, also tell tft that the training loop
+        begins.
 
         In a replacement process, the first call raises a `RuntimeError`. This error makes
         `Model.train` continue at the step of the other ranks.
         """
         super().on_train_step_begin(run_context)
         if self._begins_again:
-            # once more, because callbacks behind this one may have set their attributes since
+            # Restore the attributes once more: `on_train_begin` of callbacks that come after this
+            # one may have set them anew since the first time.
             self._put_back()
             self._begins_again = False
         if not self._entered:
@@ -330,10 +334,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     # Any: `cb_params` is an object of MindSpore, which gives mypy no types
     def _end_update_report(self, cb_params: Any) -> None:
         """
-        Close the update window. MindSpore calls this method at the end of each step. The step ends
-        later (see `on_train_step_begin`), because other callbacks may follow.
+        Close the update window. MindSpore calls this method at the end of each step. For tft the
+        step ends later (see `on_train_step_begin`), because MindSpore may call further callbacks
+        for the same step.
         """
-        # open an update window even without an update, because tft expects a window in each step
+        # open an update window even if this step has made no update, because tft expects an update
+        # window in each step
         if not self._hosted.in_window():
             self._open()
         step = self.cur_step_num + self.initial_step
@@ -534,8 +540,8 @@ def _settle_norms(asked: environment.Environment, monitor: Mapping[str, object])
 
 class _Position:
     """
-    The data position of a script that trains with `Model.train`: the number of steps for which data
-    was drawn. Steps of earlier runs of the script are counted too.
+    The data position of a script that trains with `Model.train`. The position is the number of
+    steps for which data was drawn, earlier runs of the script included.
     """
 
     def __init__(self, step: int) -> None:

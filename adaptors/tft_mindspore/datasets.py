@@ -11,14 +11,15 @@ from mindspore.dataset import Dataset, GeneratorDataset, config
 from tft.errors import UsageError
 
 _NO_SEED = 5489
-"""MindSpore's number for the seed of datasets if none was set. A dataset that shuffles then draws
-its order anew in each process. So it does if this very number was set."""
+"""The seed that MindSpore reports for datasets if the script has set no seed. Each process then
+shuffles a dataset in another order. A script must not set this number as its seed, because
+MindSpore would treat it as no seed."""
 
 
 def refuse_unseeded(dataset: Any) -> None:  # Any: MindSpore gives mypy no types
     """
-    Raise `UsageError` if `dataset` shuffles its rows and no seed was set: then a process that
-    replaces another one would draw the rows in another order.
+    Raise `UsageError` if `dataset` shuffles its rows and the script has set no seed. Without a
+    seed, a replacement process would draw the rows in another order than the process that was lost.
     """
     if config.get_seed() == _NO_SEED and _shuffles(dataset):
         raise UsageError(
@@ -28,9 +29,10 @@ def refuse_unseeded(dataset: Any) -> None:  # Any: MindSpore gives mypy no types
         )
 
 
-def _shuffles(dataset: Any) -> bool:  # Any: as above
+def _shuffles(dataset: Any) -> bool:  # Any: MindSpore gives mypy no types
     if isinstance(dataset, GeneratorDataset) and not hasattr(dataset.source, "__getitem__"):
-        # MindSpore cannot shuffle an iterator, but says of it that it is shuffled
+        # MindSpore cannot shuffle a source that is only an iterator, although `is_shuffled` returns
+        # True for such a source
         return False
     if type(dataset).is_shuffled is Dataset.is_shuffled:
         return any(map(_shuffles, dataset.children))

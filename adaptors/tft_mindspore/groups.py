@@ -43,9 +43,9 @@ sender belongs to the group, and the rank of the sender."""
 
 _AT_ONCE = 256 * 1024
 """The size in bytes up to which an all-reduce has one round of messages, in which every rank sends
-its whole array to every other rank. Larger arrays take two rounds, in which ranks send pieces.
-Measured with four ranks on two cores, the shortest of 30 times: 64 KiB take 0.2 ms in one round and
-0.5 ms in two rounds, 256 KiB take 0.8 ms and 2.3 ms, 1 MiB takes 11 ms and 8 ms."""
+its whole array to every other rank. Larger arrays take two rounds, in which ranks send pieces. The
+limit comes from a measurement with four ranks on two cores (the shortest of 30 times): 64 KiB take
+0.2 ms in one round and 0.5 ms in two, 256 KiB take 0.8 and 2.3 ms, 1 MiB takes 11 and 8 ms."""
 
 STORE_TIMEOUT = 60.0
 """Seconds within which a connection to the rendezvous store must succeed. The store is a process on

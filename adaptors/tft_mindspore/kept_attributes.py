@@ -1,10 +1,10 @@
 """
-Keeps the attributes of the other callbacks of a training with `Model.train`, such as the counter
-`wait` of MindSpore's EarlyStopping.
+Saves and restores the attributes of the callbacks that a script passes to `Model.train`, such as
+the counter `wait` of MindSpore's EarlyStopping.
 
 After an incident, `Model.train` calls `on_train_begin` of all callbacks again, and many callbacks
-begin anew there. In a replacement process, all callbacks are new. So the attributes belong to the
-rank-local state of each rank.
+reset their attributes there. In a replacement process, all callbacks are new objects. So the
+attributes are saved as a part of the rank-local state, and restored after an incident.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,32 +25,39 @@ from tft.spi.plain_values import (
 )
 from tft_mindspore.plain_values import values
 
-Plain = Any  # plain values of various types
+Plain = Any  # Any: plain values have various types
 
 _ROOM = 2 * LIMIT
-"""The most bytes of all attributes together."""
+"""The largest number of bytes that the saved attributes of all callbacks may have together."""
 _LEFT_ALONE = (train.TrainFaultTolerance, train.LossMonitor, train.TimeMonitor)
-"""Callbacks whose attributes are not kept: the adaptor's own one, and those that only print."""
+"""The classes of callbacks whose attributes are not saved: the adaptor's own callback, and
+callbacks that only print."""
 _CROWDED = "has no room beside the running statistics of the model and the other attributes"
 
 
 class KeptAttributes:
     """
-    Notes the plain attributes of callbacks at the end of each step, and puts them back. Finds the
-    attributes that change and cannot be kept.
+    Saves the attributes of callbacks at the end of each step, and restores them after an incident.
+    Only plain values (such as numbers, texts, lists and Tensors) can be saved. For an attribute
+    that changes but cannot be saved, the user gets a sentence.
     """
 
     def __init__(self, callbacks: Sequence[object], step: int) -> None:
         """
-        Watch `callbacks`, all of a training that has completed `step` steps.
+        Begin to save the attributes of `callbacks`, the list of all callbacks of `Model.train`.
+        `step` is the number of steps that are complete already.
         """
         self._callbacks = [each for each in callbacks if _watched(each)]
         self._left: set[tuple[int, str]] = set()
-        """The attributes that change and are not kept, by the number of their callback."""
+        """The attributes that change and cannot be saved. Each is a tuple of the callback's index
+        in `_callbacks` and the attribute's name."""
         self._unkept: list[tuple[str, str]] = []
-        """The names of attributes in `_left` that `unkept` has not returned yet, with sentences."""
+        """The attributes in `_left` that `unkept` has not returned yet. Each is a tuple of a name
+        for the user and a sentence that says why the attribute is not saved."""
         self._marks: dict[tuple[int, str], object] = {}
-        """By number and name: the mark of an attribute that is not plain (see `_mark`)."""
+        """The mark (see `_mark`) of each attribute that is too large or not plain, by the
+        callback's index in `_callbacks` and the attribute's name. A changed mark shows that the
+        attribute has changed."""
         self._room = _ROOM
         self._owned = [_owned_by(each) for each in self._callbacks]
         self._last: dict[str, Plain] = {"kept": [{} for _ in self._callbacks]}
@@ -58,23 +65,25 @@ class KeptAttributes:
 
     def leave(self, room: int) -> None:
         """
-        Take at most `room` bytes, because the rank-local state has no more.
+        Limit the saved attributes to `room` bytes in all, because the rank-local state has no room
+        for more.
         """
         self._room = min(_ROOM, room)
 
     @property
     def last(self) -> Mapping[str, Plain]:
         """
-        Return what was noted last, or what `rollback` was given after that.
+        Return the saved attributes: those that `note` has saved last, or those that `rollback` has
+        received after that.
         """
         return self._last
 
     def note(self, step: int, *, whole: bool, stopped: bool = False) -> Mapping[str, Plain]:
         """
-        Note the attributes at the end of `step`, and return what `rollback` takes.
+        Save the attributes at the end of `step`. Return them in the form that `rollback` takes.
 
-        Pass `whole=False` if callbacks may still be called for this step, and `stopped=True` if one
-        of them has stopped the training.
+        Pass `whole=False` if `Model.train` may still call callbacks for this step. Pass
+        `stopped=True` if a callback has stopped the training.
         """
         room, kept = self._room, []
         for number, callback in enumerate(self._callbacks):
@@ -101,16 +110,19 @@ class KeptAttributes:
 
     def unkept(self) -> Iterator[tuple[str, str]]:
         """
-        Yield the attributes that have changed and are not kept, each with a sentence for the user,
-        but none twice.
+        Yield the name of each attribute that has changed and cannot be saved, with a sentence for
+        the user. Over all calls, each attribute is yielded only once.
         """
         while self._unkept:
             yield self._unkept.pop()
 
     def rollback(self, noted: Mapping[str, Plain] | None, step: int) -> str | None:
         """
-        Let the next `put_back` restore `noted`, a result of `note` of this process or another one.
-        `step` is the step to whose end the rank goes back. Return a sentence if a part is lost.
+        Make the next call of `put_back` restore `noted`, a result of `note` in this process or in
+        an earlier process of the rank. `step` is the step to whose end the rank goes back.
+
+        Return a sentence for the user if the callbacks have missed something: the end of `step`, or
+        the stop of the training that a callback has requested.
         """
         if noted is None or len(noted["kept"]) != len(self._callbacks):
             return None
@@ -135,8 +147,9 @@ class KeptAttributes:
 
     def put_back(self) -> None:
         """
-        Set the attributes to what was noted last, or to what `rollback` was given after that. Those
-        for which the class has a default get it back if they were not set then.
+        Restore the saved attributes (see `last`). Delete an attribute that the callback did not
+        have when they were saved, if the class of the callback has a default value for it. The
+        default then applies again.
         """
         filled: Filled = {}
         for number, (callback, noted) in enumerate(
@@ -148,7 +161,8 @@ class KeptAttributes:
                     delattr(callback, name)
             kept = {n: values.placed(v) for n, v in noted.items() if (number, n) not in self._left}
             values.put_back(callback, kept, filled, self._owned[number])
-        # the objects in a loop that is entered again are others: so do not compare with them
+        # forget the marks: when `Model.train` enters its loop again, attributes may refer to new
+        # objects, and a new object does not mean that the attribute has changed
         self._marks.clear()
 
     # ------------------------------------------------------------ what is not kept
@@ -166,7 +180,8 @@ class KeptAttributes:
 
 
 def _watched(callback: object) -> bool:
-    # `Model.train` adds callbacks of its own, whose names begin with an underscore
+    # leave out the callbacks that `Model.train` itself adds: their class names begin with an
+    # underscore
     kind = type(callback)
     added = kind.__module__.startswith("mindspore.") and kind.__name__.startswith("_")
     return not added and not isinstance(callback, _LEFT_ALONE)
@@ -187,8 +202,9 @@ def _is_kept(value: object) -> bool:
 
 def _mark(value: Any) -> object:  # Any: an attribute may have any type
     """
-    Return a value that changes when `value` changes: which object it is, how long it is, and its
-    simple attributes, or samples of it.
+    Return a value that most likely changes when `value`, an attribute of a callback, changes. It is
+    made of the identity of the object, and of its length or its attributes that are numbers or
+    texts. For an array or a Tensor it is made of samples of the elements.
     """
     kind: Any = type(value)
     if kind is Tensor:

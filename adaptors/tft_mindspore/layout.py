@@ -32,7 +32,7 @@ Groups = Sequence[Sequence[int]]
 
 _DIRECTORY = DIRECTORIES[0]
 _FEW = 8
-"""The most ranks that a message lists."""
+"""The largest number of ranks that a message lists."""
 
 
 def directory_of(root: Path, rank: int) -> Path:
@@ -162,7 +162,7 @@ class Found:
     @property
     def last(self) -> bool:
         """
-        True if this is a last checkpoint: one that the ranks which survived a fault have written,
+        True if this is a last checkpoint, which only the ranks that survived a fault have written,
         so that not every rank has a file.
         """
         return len(self.written) < len(self.files)
@@ -249,12 +249,12 @@ def find(
 
 def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
-    Yield the files of a rank that can be relied on, the oldest first. Yield each file with its
-    epoch and step.
+    Yield the reliable checkpoint files of a rank, the oldest first, each with its epoch and step.
 
     Reliable are the file that `meta.json` names, and older files with the same prefix that are not
     of a later step. A file that is newer than the file in `meta.json` is left out: the run may have
-    ended before it was complete. A file that the function `damage` calls damaged is left out too.
+    ended before that file was complete. A file that the function `damage` finds damaged is left out
+    too.
     Nothing is yielded if `meta.json` is missing or names no file of the rank.
     """
     directory = directory_of(root, rank)

@@ -79,7 +79,8 @@ def content(parameter: Parameter) -> Array:
     Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
-    # this call copies the array only if the array is not in row-major order
+    # `asarray` copies the array only if the array is not in row-major order; otherwise the result
+    # is still the parameter's memory
     return numpy.asarray(found, order="C")
 
 

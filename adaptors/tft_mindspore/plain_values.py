@@ -1,5 +1,6 @@
 """
-Plain values of MindSpore: Tensors, beside what `tft.spi.plain_values` copies and makes again.
+Says which values of MindSpore can be saved and made again as plain values: Tensors, in addition to
+the values of Python and numpy that `tft.spi.plain_values` handles.
 """
 
 from typing import Any
@@ -19,8 +20,9 @@ def _tensor(value: Any, depth: int) -> Any:  # Any: MindSpore gives mypy no type
     return array_form("Tensor", found)
 
 
-# All attributes of callbacks are noted at the end of each step. So what is larger than one of them
-# may be is not even copied, unlike with PyTorch, where constant attributes are sorted out first.
+# The attributes of callbacks are saved at the end of every step, so copies must be cheap. A value
+# that is larger than a saved attribute may be (`LIMIT`) is not copied, but replaced by a `Large`
+# object.
 values = PlainValues(
     forms={Tensor: _tensor},
     makers={"Tensor": lambda parts, place: Tensor(array_of(parts))},

@@ -21,7 +21,8 @@ class ModelTrain(Protocol):
     strategies: tuple[str, ...]
     """The strategies that the environment enables, by tft's names, such as `recover`."""
     kept: "KeptAttributes | None"
-    """The attributes of the other callbacks. None before training begins."""
+    """The object that saves and restores the attributes of the script's other callbacks. None
+    before training begins."""
 
     def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
         """

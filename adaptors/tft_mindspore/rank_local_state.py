@@ -34,7 +34,8 @@ ResNet-50 have 208 KiB.
 """
 
 _CHANGING = 240 * 1024
-"""The largest number of bytes that running statistics and attributes of callbacks have together."""
+"""The largest number of bytes that the running statistics and the saved attributes of callbacks may
+have together. The attributes get what the running statistics do not need."""
 
 
 class RankLocalState:
@@ -60,7 +61,8 @@ class RankLocalState:
         self._settled: dict[str, bytes] = {}
         self._callbacks = callbacks
         self._closed: dict[str, object] = {}
-        """The rank-local state that was captured when an update window closed last."""
+        """The rank-local state that was captured when an update window closed last. `end_step`
+        returns it with the attributes that callbacks have at the end of the step."""
         if callbacks is not None:
             size = sum(content(parameter).nbytes for parameter in self._running.values())
             callbacks.leave(_CHANGING - size)
@@ -90,8 +92,10 @@ class RankLocalState:
 
     def end_step(self) -> bytes | None:
         """
-        Return the rank-local state at the end of a step: that of the last closed update window,
-        with the present attributes of callbacks. Return None if there are no callbacks.
+        Return the rank-local state at the end of a step: the state that was captured when the
+        update window closed, but with the attributes that the callbacks have now. Return None if
+        there are no callbacks, because then nothing has changed since the window closed. Also
+        return None if no window has closed yet.
         """
         if self._callbacks is None or not self._closed:
             return None

@@ -32,8 +32,8 @@ class Watch:
 
     def forget(self) -> None:
         """
-        Drop the norms that were recorded until now: of a step that was not finished, or of averages
-        in the tail of one.
+        Drop the norms that were recorded until now. They belong to a step that was interrupted, or
+        to arrays that the script has averaged in the tail of a step, which are no gradients.
         """
         self._squares: float | None = None
         self._own: list[float] = []

@@ -132,8 +132,9 @@ class Adopted:
 
     def end_step(self) -> bytes | None:
         """
-        Return the rank-local state at the end of a step. Return None if it is that of the closed
-        update window. Norms of averages in the tail of the step are dropped.
+        Return the rank-local state at the end of a step. Return None if this state has not changed
+        since the update window closed. Also drop the norms of arrays that the script has averaged
+        in the tail of the step, because these arrays are no gradients.
         """
         step_numbers.watch.forget()
         return self._local_state.end_step()
@@ -243,8 +244,8 @@ class Adopted:
         """
         own = self._own(shard)
         kept = [buffer for buffer in self.give(shard).buffers if buffer.name not in own]
-        # MindSpore carries out operations later, and only `give` waits for them: so tft must not
-        # read the buffers of one step in another step
+        # MindSpore may carry out operations later, and only `give` waits until they are done. So
+        # tft may read these buffers only in this step, and must call `give` again in the next step.
         return SliceContent.of_one_step(b"", kept)
 
     def generators(self) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Handlers:
     the calling thread before each call, because functions are called on several threads."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     """Maps a name to the registered function, and to the context that was registered with the
-    function. The context is an object of the program, which most functions get as their last
+    function. The context is an object of the program, which some functions get as their last
     argument."""
     clock: Clock = field(default_factory=SystemClock)
 
