@@ -2,7 +2,8 @@
 The plugin of `tft run --metrics ADDRESS:PORT`: serves the state of a job to Prometheus (see
 `docs/howto/metrics.md`).
 
-It runs in the controller and in no training process. It only watches.
+The plugin serves the metrics in the controller's process, and runs no code in training processes.
+It changes nothing in the job.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ VARIABLE = "TFT_METRICS"
 sets it. For `tft lead` and `tft controller` the operator sets it."""
 FILE_VARIABLE = "TFT_METRICS_FILE"
 """The environment variable with the path of the file to which the controller writes the address.
-Empty or absent: `metrics.json` in the run directory."""
+If it is empty or not set, the file is `metrics.json` in the run directory."""
 OPTION = "--metrics"
 FILE_OPTION = "--metrics-file"
 
@@ -33,7 +34,8 @@ log = structlog.get_logger()
 
 class Plugin:
     """
-    The hooks of every process: the options of `tft run`.
+    The plugin in a process that serves no metrics. Its hooks add the options to `tft run`, and
+    check the given values.
     """
 
     @hookimpl
@@ -76,7 +78,7 @@ class Plugin:
 
 class ServingPlugin(Plugin):
     """
-    The hooks of a controller that serves metrics.
+    The plugin in the process of a controller that serves metrics.
     """
 
     def __init__(self) -> None:
@@ -103,8 +105,9 @@ class ServingPlugin(Plugin):
 
 def _checked(file: Path | None) -> Mapping[str, str]:
     """
-    Return the variable with the file of `--metrics-file`. Raises `UsageError` if Prometheus could
-    not read this file, or its directory does not exist.
+    Return the environment variable that tells the controller the path `file`, the value of
+    `--metrics-file`. Return no variable if `file` is None. Raises `UsageError` if Prometheus could
+    not read this file, or if its directory does not exist.
     """
     if file is None:
         return {}
@@ -117,7 +120,8 @@ def _checked(file: Path | None) -> Mapping[str, str]:
     return {FILE_VARIABLE: str(file.absolute())}
 
 
-# without metrics, the controller need not prepare each heartbeat for this plugin
+# if no metrics are served, use an object without the hook `tft_on_beat`, so that the controller
+# need not prepare each heartbeat for this plugin
 plugin = ServingPlugin() if os.environ.get(VARIABLE) else Plugin()
 """The object that tft loads as the plugin `prometheus`."""
 

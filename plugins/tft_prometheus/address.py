@@ -11,15 +11,16 @@ from tft.spi import ListenAddress, read_address
 
 EXAMPLE = "127.0.0.1:9464"
 FILE = "metrics.json"
-"""The file in the run directory, unless another is named, with the address at which the metrics are served, in the form of
-Prometheus's service discovery by files (`file_sd_configs`)."""
+"""The name of the file in the run directory to which the address of the metrics is written, unless
+the operator names another file. The file has the form of Prometheus's service discovery by files
+(`file_sd_configs`)."""
 _CONSENT = "insecure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address(ListenAddress):
     """
-    Where the metrics are served.
+    The address at which the metrics are served.
     """
 
     insecure: bool = False
@@ -34,11 +35,12 @@ class Address(ListenAddress):
     @classmethod
     def read(cls, text: str, option: str) -> Self:
         """
-        Return the address that `text` names: ADDRESS:PORT, and `insecure` after a space where other
-        machines may read the metrics. `option` is what the text was given to, for the error message.
+        Return the address in `text`, which has the form ADDRESS:PORT or `ADDRESS:PORT insecure`.
+        With the word `insecure`, other machines may read the metrics. `option` is the option or the
+        variable that contained the text, for the error message.
 
-        Raises `UsageError` if `text` is no address, or if other machines can reach it without that
-        word.
+        Raises `UsageError` if `text` is no address. Also raises `UsageError` if other machines can
+        reach the address and the word `insecure` is missing.
         """
         words = text.split()
         insecure = words[1:] == [_CONSENT]
@@ -60,7 +62,8 @@ class Address(ListenAddress):
         """
         try:
             with socket.socket(self.family, socket.SOCK_STREAM) as probe:
-                # as the server does: a port with old connections in TIME_WAIT is free
+                # set this option as the server does, so that a port counts as free if it has only
+                # old connections in the state TIME_WAIT
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((self.host, self.port))
                 probe.listen()

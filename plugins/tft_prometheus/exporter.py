@@ -1,5 +1,6 @@
 """
-Connects the hooks of the controller with the numbers of the job and their server.
+Passes the events and heartbeats that the controller's hooks receive to the metrics of the job, and
+starts the server from which Prometheus reads the metrics.
 """
 
 import asyncio
@@ -16,11 +17,12 @@ from tft_prometheus.address import Address
 from tft_prometheus.job import Health, JobMetrics, Reading
 
 SIGN = 1.0
-"""Seconds between two calls on the controller's event loop by which this plugin notes that the loop
-runs."""
+"""Seconds between two calls on the controller's event loop by which this plugin records that the
+loop runs. If the calls stop, the loop is blocked, and `/healthz` reports this."""
 KEPT = frozenset({"failed", "dumped"})
-"""Results of a job after which the file with the address of the metrics stays. Prometheus then has
-a target that does not answer, for which the example configuration has an alert."""
+"""Results of a job after which the file with the address of the metrics is not removed. Prometheus
+then still knows the target, which no longer answers. So the alert in the example configuration
+tells the operator that the job has ended."""
 
 log = structlog.get_logger()
 
@@ -33,7 +35,8 @@ class Exporter:
 
     def __init__(self, address: Address, file: Path, run_dir: str) -> None:
         """
-        The address is written to `file`, beside the run directory of the job, `run_dir`.
+        `address` is the address at which to serve the metrics. The address that is really used is
+        written to `file`, with the run directory of the job, `run_dir`, as a label for Prometheus.
         """
         self._address = address
         self._file = file
@@ -51,7 +54,8 @@ class Exporter:
 
     def show_that_the_loop_turns(self) -> None:
         """
-        Note each second that the event loop turns in which this method is called.
+        Record that the controller's event loop runs now. Repeat this every `SIGN` seconds. Call
+        this method in the event loop.
         """
         with self._lock:
             self._metrics.turned(time.monotonic())
@@ -96,7 +100,8 @@ class Exporter:
 
     def _serve(self) -> None:
         try:
-            # imported here, because importing it takes long, and the event loop must not wait
+            # imported here, on a separate thread, because the import takes long and must not block
+            # the controller's event loop
             from tft_prometheus.server import application, open_server
 
             app = application(self.read, self.health)
@@ -104,6 +109,6 @@ class Exporter:
             if self._over:  # the job has ended before the server was ready
                 self._remove_file()
             server.serve_forever()
-        # the job does not need its metrics: nothing that goes wrong here may end the controller
+        # only log an error of any kind, because the job can continue without metrics
         except Exception as error:
             log.exception("metrics_not_served", at=self._address.target, why=str(error))

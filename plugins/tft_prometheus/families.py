@@ -1,6 +1,6 @@
 """
 The metrics with their names, as Prometheus reads them. The names follow the rules of Prometheus:
-base units, and `_total` for what only grows.
+times are in seconds, and the name of a counter, which only grows, ends in `_total`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,8 @@ from tft_prometheus.job import RESULTS, STATES, Reading
 
 class JobCollector(Collector):
     """
-    Gives the registry of `prometheus_client` the present numbers of a job. `read` returns them.
+    Gives the registry of `prometheus_client` the present numbers of a job. `read` is a function
+    that returns these numbers.
     """
 
     def __init__(self, read: Callable[[], Reading]) -> None:
@@ -37,7 +38,8 @@ class JobCollector(Collector):
 
 
 def _of_the_job(now: Reading) -> Iterator[Metric]:
-    # `job`, `instance` and `run_dir` are labels that Prometheus gives the target
+    # Prometheus itself adds the labels `job`, `instance` and `run_dir` to each metric, so the
+    # labels here must have other names
     names = {"run_dir": "directory", "job": "job_name", "run": "run"}
     info = {label: now.info.get(name, "") for name, label in names.items()}
     yield InfoMetricFamily("tft_job", "The names of the job.", value=info)

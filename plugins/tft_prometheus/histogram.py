@@ -1,5 +1,6 @@
 """
-A histogram in the form in which Prometheus reads it: how many values lie below each of some bounds.
+A histogram in the form in which Prometheus reads it: for each of some bounds, the number of values
+up to this bound.
 """
 
 from bisect import bisect_left

@@ -16,14 +16,17 @@ DURATION_BOUNDS = (
 """The bounds of the buckets for the duration of an incident, in seconds. A process is replaced in
 less than a second in a small job; a node that has to be booted takes many minutes."""
 STRATEGIES = ("start", "migrate", "scale_out", "retry", "recover", "scale_in", "dump", "exit")
-"""The strategies of tft; `start` is a fault before the first step. Their counters exist from the start, because Prometheus does not see an
-increase from nothing to 1."""
+"""The strategies of tft. `start` stands for the handling of a fault before the first step. Each
+strategy has a counter from the beginning, with the value 0. Prometheus would not see the increase
+if the counter first appeared with the value 1."""
 KINDS: tuple[str, ...] = get_args(FaultKind)
-"""The kinds of faults. Their counters exist from the start."""
+"""The kinds of faults. Each has a counter from the beginning, for the same reason as the
+strategies."""
 REPAIRING = frozenset(
     {"freezing", "clearing", "choosing", "awaiting", "repairing", "rebuilding", "rolling back"}
 )
-"""The states of the job in which an incident is open, unless the job only starts (incident 0)."""
+"""The states of the job in which an incident is open. The start of a job passes through some of
+these states too, but it has the incident number 0 and is not counted."""
 MOST_NAMES = 32
 """The maximum number of strategy names that have a counter of their own. Recovery plugins can add
 names without limit. Further names are counted as `other`."""
@@ -44,9 +47,9 @@ class Incidents:
 
     def __init__(self) -> None:
         self.strategies: Counter[str] = Counter(dict.fromkeys(STRATEGIES, 0))
-        """By strategy: the number of incidents that are over."""
+        """The number of finished incidents for each strategy."""
         self.faults: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-        """By kind of fault: the number of faults."""
+        """The number of faults for each kind of fault."""
         self.steps_lost = 0
         self.started = 0
         """The number of processes that were started because of incidents."""
@@ -55,7 +58,7 @@ class Incidents:
         self.number = 0
         """The number of the open incident, or of the last one."""
         self.opened: float | None = None
-        """When the open incident began. None: no incident is open."""
+        """The time at which the open incident began. None if no incident is open."""
         self._chosen = ""
         self._durations = Histogram(DURATION_BOUNDS)
 
@@ -66,7 +69,7 @@ class Incidents:
         match event, facts:
             case "fault", {"kind": str(kind), "incident": int(number)}:
                 count(self.faults, kind, len(KINDS))
-                # only the refusal of an update is a numeric fault without a rank
+                # a numeric fault without a rank can only be a refused update, so count it as one
                 self.refused += kind == "numeric" and facts.get("rank") is None
                 self._open(number, at)
             case "strategy_chosen", {"strategy": str(strategy), "incident": int(number)}:
@@ -84,8 +87,10 @@ class Incidents:
 
     def end(self, state: str, at: float) -> None:
         """
-        Close the open incident, because the job ends. `state` is the state of the job before. The
-        job ends without a last checkpoint unless it has just written one.
+        Close the open incident, because the job ends. `state` is the last state of the job. In the
+        state `dumping` a last checkpoint was written, so the incident counts for the chosen
+        strategy. In any other state there is no last checkpoint, and the incident counts for the
+        strategy `exit`.
         """
         if self.opened is not None:
             self._close(self._chosen if state == "dumping" else "exit", at - self.opened)

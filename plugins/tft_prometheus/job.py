@@ -1,6 +1,7 @@
 """
 Turns the events and heartbeats of a job into the numbers that Prometheus reads, and judges whether
-the job is healthy. The code is pure: it reads no clock, and knows no server and no library.
+the job is healthy. This module reads no clock, because the caller passes the time to each function.
+It does not use the server or the package `prometheus_client`.
 """
 
 from collections import Counter
@@ -16,19 +17,20 @@ STATES = (
     "awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy", "pausing",
     "paused", "confirming", "freezing", "clearing", "choosing", "dumping", "exiting", "ended",
 )  # fmt: skip
-"""The states of the job machine."""
+"""The states of a job in the controller. The metric `tft_job_state` has one series for each."""
 MOVING = frozenset({"resuming", "healthy", "pausing"})
 """The states in which ranks are expected to make progress."""
 RESULTS = ("completed", "dumped", "failed", "cancelled")
 """How a job can end."""
 LOOP = 5.0
-"""If the event loop of the controller has not turned for this many seconds, the job is not healthy.
-The plugin asks the loop for a sign each second."""
+"""If the controller's event loop has not run for this many seconds, the job counts as unhealthy.
+The plugin records each second that the loop runs (see `SIGN` in `exporter.py`)."""
 MOST_EVENTS = 100
 """The maximum number of event names that have a counter of their own. tft has about 50, and plugins
 add some. Further names are counted as `other`."""
 MOST_SLOW = 16
-"""The maximum number of slow ranks that the metrics name: the slowest ones."""
+"""The maximum number of slow ranks for which there is a metric with the rank. If more ranks are
+slow, only the slowest of them have such a metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ class SlowRank:
 
     rank: int
     cause: str
-    """The part of a step in which the rank is slow."""
+    """The part of a step in which the rank is slow: `input`, `compute` or `update`."""
     seconds: float
-    """How many seconds longer the own work of this rank in a step takes than that of other
-    ranks."""
+    """How many seconds longer this rank needs for that part of a step than other ranks. The time in
+    which a rank waits for other ranks is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Reading:
     state: str
     healthy: bool
     result: str
-    """How the job has ended. Empty: it has not ended."""
+    """How the job has ended, one of `RESULTS`. Empty while the job has not ended."""
     counts: Counts
     steps: Counted
     """The histogram of the time of a step."""
@@ -66,9 +68,9 @@ class Reading:
     incident_open: bool
     incident_age: float
     incidents: Mapping[str, int]
-    """By strategy: the number of incidents that are over."""
+    """The number of finished incidents for each strategy."""
     faults: Mapping[str, int]
-    """By kind of fault: the number of faults."""
+    """The number of faults for each kind of fault."""
     durations: Counted
     """The histogram of the duration of an incident."""
     steps_lost: int
@@ -80,7 +82,7 @@ class Reading:
     slowest: Sequence[SlowRank]
     """The slowest ranks, at most `MOST_SLOW`."""
     events: Mapping[str, int]
-    """By name of the event: the number of entries in the controller's log."""
+    """The number of entries in the controller's log for each name of an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class Health:
 @dataclass(slots=True)
 class _Job:
     """
-    The facts about the whole job from the last events of the controller.
+    The newest facts about the whole job, from the events of the controller.
     """
 
     info: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class JobMetrics:
 
     def turned(self, at: float) -> None:
         """
-        Note that the event loop of the controller turns.
+        Record that the controller's event loop runs at the time `at`.
         """
         self._turned = at
 
@@ -173,8 +175,9 @@ class JobMetrics:
 
     def health(self, at: float) -> Health:
         """
-        Return whether the job is healthy: the event loop of the controller turns, and ranks make
-        progress, or the controller is handling something else than training.
+        Return whether the job is healthy at the time `at`, and why. A healthy job has a controller
+        whose event loop runs. Its ranks make progress, or the controller is in a state in which no
+        progress is expected, such as a repair.
         """
         if at - self._turned > LOOP:
             still = at - self._turned

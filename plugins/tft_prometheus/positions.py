@@ -1,6 +1,7 @@
 """
-Keeps where the ranks of a job are, from the heartbeats of their nodes: the steps, their time, and
-the last progress. Nothing here reads a clock, and nothing is kept for single ranks.
+Collects from the heartbeats of the nodes how far the ranks of a job have come: their steps, the
+duration of a step, and the time of the last progress. Facts are stored for each node, not for each
+rank. This module reads no clock, because the caller passes the time to each function.
 """
 
 import math
@@ -36,13 +37,16 @@ RECENT = 64
 """The number of last step times from which the limit is computed. The controller uses the same
 number."""
 ANNOUNCED = 1.0
-"""If the time of a rank's progress runs ahead of the clock by more than this many seconds, the rank
-has announced a phase in which it makes no progress, such as a checkpoint."""
+"""A rank announces a phase without progress, such as a checkpoint, by reporting a time of progress
+in the future. A time counts as in the future if it is more than this many seconds later than the
+arrival of the heartbeat."""
 STEPS_AHEAD = 3
-"""If the time of a rank's progress runs ahead of the clock in this many steps in a row, no phase
-was announced. Then earlier heartbeats came late, or their ranks stood still."""
+"""If the reported time of progress seems to be in the future in this many steps in a row, no phase
+was announced. Then the difference of the clocks (`_Node.lead`) was estimated wrongly, from
+heartbeats that came late or from ranks that stood still, so it is estimated anew."""
 REBOOTED = 3600.0
-"""If the clock of a node has gone back by more than this many seconds, the node was rebooted."""
+"""If the clock of a node has gone back by more than this many seconds, the node was rebooted, so
+the difference of the clocks is estimated anew."""
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class _Node:
     """
 
     at: float = -math.inf
-    """When the last heartbeat of the node arrived, in seconds."""
+    """The time at which the last heartbeat of the node arrived, on the clock of the controller."""
     ranks: int = 0
     training: int = 0
     """The number of ranks of the node that are inside the user's function `train`."""
@@ -61,24 +65,27 @@ class _Node:
     """`lowest` and `highest`: the last completed step of the slowest and of the fastest training
     rank."""
     moved: float = -math.inf
-    """The last progress of a training rank, on the clock of the node."""
+    """The time of the last progress of any training rank of the node, on the clock of the node."""
     seen: float = -math.inf
-    """When the controller learnt of the progress in `moved`."""
+    """The time at which the heartbeat that reported the progress in `moved` arrived, on the clock
+    of the controller."""
     progress: float = -math.inf
-    """The last progress on the clock of the controller. It lies in the future if a rank has announced a
-    long phase."""
+    """The time in `moved`, converted to the clock of the controller. It is in the future if a rank
+    has announced a phase without progress, such as a checkpoint."""
     lead: float | None = None
-    """By how much the clock of the node is ahead of that of the controller. It is taken from the
-    heartbeat that was delivered fastest. None: it is not known yet."""
+    """How many seconds the clock of the node is ahead of the clock of the controller. The estimate
+    comes from the heartbeat that was delivered fastest. None while there is no estimate."""
     jumps: int = 0
-    """The number of steps in a row in which the time of progress has run ahead of the clock."""
+    """How many steps in a row had a time of progress in the future, which normally announces a
+    phase without progress. Many such steps mean that `lead` is wrong (see `STEPS_AHEAD`)."""
     jumped: int = -1
-    """The last step that `jumps` counts."""
+    """The newest step that is counted in `jumps`, so that no step is counted twice."""
 
     def move(self, moved: float, step: int, at: float) -> None:
         """
-        Note progress at the time `moved` of the node's clock, in a heartbeat that arrived at `at`.
-        `step` is the last completed step.
+        Record progress that a heartbeat has reported. The progress happened at the time `moved` on
+        the node's clock. The heartbeat arrived at the time `at` on the controller's clock. `step`
+        is the last completed step.
         """
         self.moved, self.seen, lead = moved, at, moved - at
         if self.lead is not None and lead > self.lead + ANNOUNCED:
@@ -103,32 +110,35 @@ class Counts:
     ranks: int
     training: int
     lowest: int | None
-    """The step that all training ranks have completed. None: no rank has trained yet."""
+    """The last step that all training ranks have completed. None if no rank has trained yet."""
     highest: int | None
-    """The step that the fastest rank has completed. None: no rank has trained yet."""
+    """The last step that the fastest rank has completed. None if no rank has trained yet."""
 
 
 class Positions:
     """
-    Where the ranks of one job are. All times are in seconds on the clock of the controller.
+    How far the ranks of one job have come. All times are in seconds on the clock of the controller.
     """
 
     def __init__(self, at: float) -> None:
         self._nodes: dict[int, _Node] = {}
         self._heard = self._resumed = at
         self._front: tuple[int, float] | None = None
-        """The highest step that a rank has completed, and when the controller learnt of it. None:
-        the next heartbeat begins a new measurement."""
+        """The highest step that a rank has completed, and the time at which the controller learnt
+        of it. The duration of the next step is measured from this time. None if the measurement
+        begins anew with the next heartbeat."""
         self._measures = False
         self._first = True
-        """True until the first step after a start or an incident was measured."""
+        """True until the first step after a start or an incident was measured. This step is slow,
+        so another limit applies to it."""
         self._durations: deque[float] = deque(maxlen=RECENT)
         self._steps = Histogram(STEP_BOUNDS)
         self._span: tuple[int, int] | None = None
 
     def measure(self, on: bool, at: float) -> None:
         """
-        Begin to measure steps, because the ranks train from now on, or stop measuring.
+        With `on=True`, measure the duration of steps from the time `at`, because the ranks train
+        from now on. With `on=False`, stop measuring.
         """
         if on and not self._measures:
             self._resumed, self._first = at, True
@@ -167,8 +177,8 @@ class Positions:
 
     def _advance(self, step: int, at: float) -> None:
         """
-        Measure the steps since the last call in which the highest step had grown. `step` is the
-        highest step of a node.
+        Measure the duration of the steps that were completed since the last increase of the highest
+        step. `step` is the highest step of a node. Do nothing if another node is already further.
         """
         if self._front is None:
             self._front = step, at
@@ -176,7 +186,7 @@ class Positions:
             before, since = self._front
             duration = (at - since) / (step - before)
             self._steps.add(duration, step - before)
-            if not self._first:  # the first step is slow: leave it out of the limit for later steps
+            if not self._first:  # the first step is slow, so the limit must not depend on it
                 self._durations.append(duration)
             self._front, self._first = (step, at), False
 
@@ -189,16 +199,19 @@ class Positions:
     def stillness(self, at: float) -> float:
         """
         Return the seconds since the last progress of any training rank. The time before the ranks
-        were let train does not count, and neither does an announced phase, such as a checkpoint.
+        could begin to train does not count. An announced phase without progress, such as a
+        checkpoint, does not count either.
         """
         nodes = self._nodes.values()
-        # an announced phase counts only while the rank trains
+        # `progress` may be in the future because of an announced phase, which matters only while a
+        # rank of the node trains
         last = [node.progress if node.training else node.seen for node in nodes]
         return max(0.0, at - max([self._resumed, *last]))
 
     def limit(self) -> float:
         """
-        Return for how many seconds the ranks may make no progress while they train.
+        Return how many seconds the ranks may train without progress before the job counts as
+        unhealthy.
         """
         if len(self._durations) < LEARNT:
             return FIRST
@@ -208,7 +221,7 @@ class Positions:
     def count(self, at: float) -> Counts:
         """
         Return how many nodes and ranks there are, and the steps of the ranks that train. While no
-        rank trains, the steps are the last known ones.
+        rank trains, the steps are those of the time when ranks last trained.
         """
         present = [node for node in self._nodes.values() if at - node.at <= SILENT]
         training = [node for node in present if node.training]

@@ -1,5 +1,5 @@
 """
-Serves the metrics of a job over HTTP, on threads of their own in the process of the controller.
+Serves the metrics of a job over HTTP, on separate threads in the process of the controller.
 
 This module imports `prometheus_client`, so it is imported only where metrics are served.
 """
@@ -60,7 +60,8 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def server_bind(self) -> None:
-        # the method of the base class looks up the name of this host, which may take very long
+        # do not call the method of the base class: it looks up the name of this host, which may
+        # take very long
         socketserver.TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
@@ -84,7 +85,8 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # a client that has gone away is no fault of the job
+        # log only at the level debug: the usual cause is a client that has closed its connection,
+        # which is no fault of the job
         log.debug("metrics_request_failed", client=str(client_address))
 
 
@@ -117,11 +119,12 @@ def open_server(address: Address, file: Path, run_dir: str, app: App) -> Metrics
     Return a server that listens at `address`, and whose `serve_forever` answers with `app`. The
     address is written to `file`, with the run directory of the job as a label for Prometheus.
 
-    If the address is in use, this is logged once, and tried again every `AGAIN` seconds, without
-    end. A port that was chosen freely is the one of an earlier controller, if it is still free.
+    If the address is in use, log this once, and try again every `AGAIN` seconds without end. If
+    `address` leaves the port to the system (port 0), use the port of an earlier controller of this
+    job again if that port is free.
     """
     server = _listen(address, file, app)
-    # who listens at all addresses of this machine is found under its name
+    # if the server listens at all addresses of this machine, Prometheus must use the machine's name
     host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
     chosen = Address(host=host, port=server.server_port)
     _write(file, chosen, run_dir)
@@ -151,8 +154,9 @@ def _listen(address: Address, file: Path, app: App) -> MetricsServer:
 
 def earlier_port(file: Path, address: Address) -> int:
     """
-    Return the port that an earlier controller of this job had chosen, or 0 if there is none or if
-    `address` names a port.
+    Return the port that the system chose for an earlier controller of this job. It is read from
+    `file`, to which that controller wrote its address. Return 0 if there was no such controller, or
+    if `address` already names a port.
     """
     if address.port:
         return 0
