@@ -2,7 +2,8 @@
 The plugin of `tft run --otlp URL`: exports incidents as spans, and the events of the controller as
 log events, over OTLP (see `docs/howto/opentelemetry.md`).
 
-It runs in the controller and in no training process. It only watches.
+The plugin exports from the controller's process, and runs no code in training processes. It changes
+nothing in the job.
 """
 
 import atexit
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 VARIABLE = "TFT_OTLP"
 """The environment variable with the base URL of the receiver. `tft run` sets it. For `tft lead` and
-`tft controller` the operator sets it, or the standard variables."""
+`tft controller` the operator sets it, or one of the standard variables in `ENDPOINTS`."""
 OPTION = "--otlp"
 ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
 )
-"""The standard variables that name a receiver. One of them is enough."""
+"""The standard environment variables of OpenTelemetry that name a receiver. If one of them is set,
+the plugin exports."""
 DISABLED = "OTEL_SDK_DISABLED"
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 EXPORTERS = {"traces": "OTEL_TRACES_EXPORTER", "logs": "OTEL_LOGS_EXPORTER"}
@@ -41,7 +43,8 @@ log = structlog.get_logger()
 
 class Plugin:
     """
-    The hooks of every process: the option of `tft run`.
+    The plugin in a process that exports nothing. Its hooks add the option `--otlp` to `tft run`,
+    and check the given value.
     """
 
     @hookimpl
@@ -78,7 +81,7 @@ class Plugin:
 
 class ExportingPlugin(Plugin):
     """
-    The hooks of a controller that exports.
+    The plugin in the process of a controller that exports incidents and events.
     """
 
     def __init__(self) -> None:
@@ -101,7 +104,7 @@ class ExportingPlugin(Plugin):
 
 def missing() -> bool:
     """
-    Return whether a package of OpenTelemetry that is needed is not installed.
+    Return True if one of the packages of OpenTelemetry that this plugin needs is not installed.
     """
     try:
         return any(importlib.util.find_spec(name) is None for name in NEEDED)
@@ -111,7 +114,8 @@ def missing() -> bool:
 
 def exports() -> bool:
     """
-    Return whether the environment asks for an export.
+    Return whether environment variables request an export: one of them names a receiver, and none
+    switches OpenTelemetry off.
     """
     if os.environ.get(DISABLED, "").strip().lower() == "true":
         return False
@@ -134,14 +138,15 @@ def _exporter(facts: Mapping[str, object]) -> "Exporter | None":
             from tft_otel.exporter import Exporter
 
             return Exporter(os.environ.get(VARIABLE), wanted, facts)
-        # the SDK reads many environment variables, and may raise an exception for a value of any of
-        # them
+        # catch every exception, because the SDK reads many environment variables and may raise an
+        # exception for an invalid value of any of them
         except Exception as error:  # noqa: BLE001 (third-party code may raise any exception)
             why = f"{type(error).__name__}: {error}"
     log.warning("telemetry_not_exported", why=why)
     return None
 
 
-# without an export, the controller need not call this plugin
+# if nothing is exported, use an object without the other hooks, so that the controller need not
+# call this plugin
 plugin = ExportingPlugin() if exports() else Plugin()
 """The object that tft loads as the plugin `otel`."""

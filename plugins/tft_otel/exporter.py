@@ -1,8 +1,8 @@
 """
 Exports spans and log events with the SDK of OpenTelemetry, on the threads of the SDK.
 
-This module imports the SDK, so it is imported only where something is exported. The names of the SDK
-for logs begin with an underscore, because it may still change.
+This module imports the SDK, so it is imported only where something is exported. The SDK's packages
+for logs have names with an underscore, because their interface may still change.
 """
 
 import os
@@ -33,22 +33,25 @@ from opentelemetry.trace import (
 from tft_otel.spans import attributes_of, incident_span, severity, trace_ids
 
 LIMIT = 5.0
-"""Seconds that the SDK gets at the end of the job to export what is left."""
+"""Seconds for which the end of the job waits until the SDK has exported the remaining spans and log
+events."""
 SCOPE = "tft"
-"""The name of the instrumentation scope."""
+"""The name of the instrumentation scope, by which a receiver sees that tft has made a span or a log
+event."""
 
 log = structlog.get_logger()
 
 
 class _Ids(RandomIdGenerator):
     """
-    Random ids, unless the ids of the next span are fixed.
+    Makes the ids of traces and spans: random ids, unless `fixed` has the ids for the next span.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fixed: tuple[int, int] | None = None
-        """The ids that the next trace and its root span get. None: they get random ids."""
+        """The ids that the next trace and its root span get (see `trace_ids`). None if they get
+        random ids."""
 
     def generate_trace_id(self) -> int:
         return super().generate_trace_id() if self.fixed is None else self.fixed[0]
@@ -59,19 +62,20 @@ class _Ids(RandomIdGenerator):
 
 class Exporter:
     """
-    Hands the incidents and events of one job to the SDK. No method waits for the receiver, except
-    `close` for a limited time.
+    Passes the incidents and events of one job to the SDK. Only the method `close` waits for the
+    receiver, and only for a limited time.
     """
 
     def __init__(
         self, url: str | None, signals: Sequence[str], facts: Mapping[str, object]
     ) -> None:
         """
-        Export to the receiver with the base URL `url`. None: to the one that the standard variables
-        name. `signals` are those to be exported, of `traces` and `logs`. `facts` are those of the
-        event `leads`.
+        Export to the receiver with the base URL `url`. If `url` is None, export to the receiver
+        that the standard environment variables of OpenTelemetry name.
 
-        Raises whatever the SDK raises, for example for a certificate that cannot be read.
+        `signals` says what to export: `traces`, `logs` or both. `facts` are the facts of the
+        controller's event `leads`, which describe the job. Raises whatever the SDK raises, for
+        example for a certificate that cannot be read.
         """
         self._run = str(facts["run"])
         self._ids = _Ids()
@@ -89,7 +93,8 @@ class Exporter:
 
     def event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Export an event of the controller as a log event that belongs to the span of its incident.
+        Export an event of the controller as a log event. If the event belongs to an incident, the
+        log event belongs to the span of that incident.
         """
         now, number, text = time.time_ns(), facts.get("incident"), severity(event, facts)
         self._logs.get_logger(SCOPE).emit(
@@ -106,8 +111,9 @@ class Exporter:
 
     def incident(self, incident: Mapping[str, object], began: float) -> None:
         """
-        Export a closed incident as a span with a child span for each phase. `incident` is its entry
-        in the report, whose times count from `began` (in seconds since 1970).
+        Export a closed incident as a span with a child span for each phase. `incident` is the entry
+        of the incident in the report. Its times count from the time `began`, which is in seconds
+        since 1970.
         """
         number = incident.get("id")
         root = incident_span(incident, began)
@@ -129,7 +135,7 @@ class Exporter:
 
     def close(self) -> None:
         """
-        Export what is left, for `LIMIT` seconds at most.
+        Export the remaining spans and log events. Wait at most `LIMIT` seconds for the receiver.
         """
         closing = threading.Thread(target=self._shut_down, name="otel-closing", daemon=True)
         try:
@@ -150,8 +156,8 @@ class Exporter:
 
 def _resource(facts: Mapping[str, object]) -> Resource:
     """
-    Return the attributes of the job. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take
-    precedence.
+    Return the attributes that describe the job in all exports. Attributes in the environment
+    variables `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence.
     """
     names = {"job": "tft.job", "run": "tft.run", "run_dir": "tft.run_dir", "ranks": "tft.ranks"}
     own = {

@@ -1,6 +1,6 @@
 """
-Turns incidents and events of the controller into spans and log events. The code is pure: it reads no
-clock and imports nothing of OpenTelemetry. Times are in nanoseconds since 1970.
+Converts incidents and events of the controller to spans and log events. This module reads no clock
+and imports nothing of OpenTelemetry. Times are in nanoseconds since 1970.
 """
 
 import json
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 MOST = 1000
-"""The maximum number of phases of an incident that become spans. If there are more, the longest
-phases are exported, because the queue of the SDK holds 2048 spans by default."""
+"""The maximum number of phases of an incident that become spans. If an incident has more phases,
+only the longest are exported. A larger number could overflow the queue of the SDK, which holds 2048
+spans by default."""
 SEVERITIES = {
     "fault": "WARN",
     "update_refused": "WARN",
@@ -18,7 +19,8 @@ SEVERITIES = {
     "checkpoint_failed": "WARN",
     "rank_slow": "WARN",
 }
-"""The severity of events that are not `INFO`. `job_ends` is `ERROR` if the job has failed."""
+"""The severity of those events that do not have the severity `INFO`. The event `job_ends` is
+missing here: it has the severity `ERROR` if the job has failed."""
 
 Attribute = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Attribute]
@@ -35,24 +37,25 @@ class SpanFacts:
     end: int
     attributes: Attributes
     failed: str = ""
-    """The reason for the status `error` of the span. Empty: the span has no error."""
+    """Why the span is exported with the status `error`. Empty if it has no error."""
     children: Sequence["SpanFacts"] = field(default=())
 
 
 def trace_ids(run: str, incident: int) -> tuple[int, int]:
     """
-    Return the trace id of an incident and the span id of its root span. A controller that goes on
-    with the run of an earlier one uses the same ids.
+    Return the trace id of an incident and the span id of its root span. The ids depend only on the
+    run and the incident's number. So a controller that continues the run of an earlier controller
+    uses the same ids, and what both export belongs together.
     """
     digest = sha256(f"tft incident {run} {incident}".encode()).digest()
-    # all zeros would be invalid
+    # use 1 instead of 0, because OpenTelemetry does not allow the id 0
     return int.from_bytes(digest[:16], "big") or 1, int.from_bytes(digest[16:24], "big") or 1
 
 
 def incident_span(incident: Mapping[str, object], began: float) -> SpanFacts:
     """
-    Return the span of an incident from its entry in the report. `began` is the time from which the
-    times in the entry count, in seconds since 1970.
+    Return the span of an incident. `incident` is the entry of the incident in the report. The times
+    in the entry count from the time `began`, which is in seconds since 1970.
     """
     faults = _listed(incident.get("faults"))
     phases = _listed(incident.get("phases"))
@@ -94,8 +97,9 @@ def severity(event: str, facts: Mapping[str, object]) -> str:
 
 def attributes_of(facts: Mapping[str, object], prefix: str = "") -> Attributes:
     """
-    Return facts as attributes of OpenTelemetry: texts, numbers and lists of one kind of them. Other
-    values become JSON. Facts without a value are left out.
+    Return `facts` as attributes of OpenTelemetry, with `prefix` before each name. Texts, numbers,
+    and lists of values of one type stay as they are. Other values are converted to JSON. Facts with
+    the value None are left out.
     """
     return {prefix + name: _attribute(value) for name, value in facts.items() if value is not None}
 
