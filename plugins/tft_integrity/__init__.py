@@ -22,14 +22,14 @@ the job."""
 DEFAULT = 50
 """The value of N if `--integrity` is given without a number."""
 ON_THE_WAY = 2
-"""The smallest number of steps that are reserved for the way of the digests to the controller. The
+"""The smallest number of steps that are reserved for sending the digests to the controller. The
 number of slices of a shard is N minus the reserved steps, so that the controller knows of a
-difference within N steps. If steps are much shorter than the time between two beats of an agent,
-the controller may know some steps later."""
+difference within N steps. If steps are much shorter than the time between two heartbeats of an
+agent, the controller may know of a difference some steps later."""
 SHARE = 8
-"""If N is large, N divided by this number is the number of steps that are reserved for the way of
-the digests to the controller. More steps are reserved then, because one beat brings the digests of
-several short steps."""
+"""If N is large, the number of steps that are reserved for sending the digests to the controller is
+N divided by this number. Then more steps are reserved than `ON_THE_WAY`, because one heartbeat may
+carry the digests of several short steps."""
 
 
 @hookimpl
@@ -71,6 +71,6 @@ def tft_opened(session: SessionView) -> object | None:
 def slices(steps: int) -> int:
     """
     Return the number of slices into which each shard is divided, so that the controller knows of a
-    difference between copies after `steps` steps.
+    difference between copies within `steps` steps.
     """
     return max(1, steps - max(ON_THE_WAY, steps // SHARE))

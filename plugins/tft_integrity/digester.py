@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class Digester:
     """
     The observer of one rank, whose methods tft calls during training. The observer digests one
-    slice of each shard after each step. Each shard has `of` slices.
+    slice of each shard after each step. Each shard is divided into `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
@@ -74,5 +74,6 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            # `work` keeps the memory of the shards in use: delete it before the next wait
+            # delete `work` before waiting for the next one, because `work` refers to the memory of
+            # the shards, which could not be freed meanwhile
             del work
