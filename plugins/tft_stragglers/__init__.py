@@ -1,9 +1,9 @@
 """
-The plugin of `tft run --stragglers`: names the ranks that hold up the others, and says why (see
-`docs/howto/stragglers.md`).
+The plugin of `tft run --stragglers`: reports slow ranks, for which all other ranks must wait, with
+the cause (see `docs/howto/stragglers.md`).
 
-Each rank measures its own work in each step, and sends the times with the heartbeats. The plugin
-compares them in the controller. It changes nothing in the job.
+Each rank measures how long its own work takes in each step, and sends these times with the
+heartbeats. The plugin compares the times in the controller. It changes nothing in the job.
 """
 
 import os
@@ -61,8 +61,9 @@ def tft_on_beat(node: int, ranks: Sequence[RankBeat]) -> Sequence[Remark]:
 @cache
 def _percent() -> float:
     """
-    Return the number given to `--stragglers`. A controller that `tft lead` has started does not
-    have the variable, and uses the default.
+    Return the number given to `--stragglers`, which the environment variable `VARIABLE` carries. If
+    the variable is not set, return the default. That is the case in a controller that `tft lead`
+    has started, unless the operator sets the variable.
     """
     value = os.environ.get(VARIABLE, "")
     try:

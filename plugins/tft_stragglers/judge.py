@@ -1,6 +1,6 @@
 """
-Decides which ranks are slow, from the times that the ranks themselves have measured. The code is
-pure: it reads no clock and does no I/O.
+Decides which ranks are slow, from the times that the ranks themselves have measured. This module
+reads no clock and does no I/O.
 
 A step takes equally long on all ranks, because all ranks wait for the slowest one in its
 collectives. So ranks are compared by their own work: the step without the time in which they
@@ -20,30 +20,35 @@ cause."""
 WINDOW = 16
 """The number of last steps from which a rank is judged."""
 CERTAIN = 4
-"""A rank is reported as slow when it was found slow in this many judgements in a row. So a rank
-that becomes slow is reported within `WINDOW` + `CERTAIN` steps."""
+"""A rank is reported as slow when this many judgements in a row have found it slow. There is one
+judgement in each step, so a rank that becomes slow is reported within `WINDOW` + `CERTAIN`
+steps."""
 MOST = 13
-"""The number of steps of a window in which the excess of a slow rank must be more than half of the
-limit. So a rank is not named for some very long steps. The number is less than `WINDOW`, because in
-some steps other ranks may be slow too."""
+"""The excess of a rank is the time by which its work takes longer than that of other ranks. A rank
+is slow only if its excess is more than half of the limit in this many of the last `WINDOW` steps.
+So a few very long steps do not make a rank slow. The number is less than `WINDOW`, because in some
+steps other ranks may be slow too."""
 NOISE = 1.5
-"""The smallest excess of a slow rank, as a multiple of the standard deviation of its excess. Over 16
-steps this is about five times the error of the median."""
+"""The median excess of a slow rank must be at least this multiple of the standard deviation of its
+excess from step to step. Over 16 steps this multiple is about five times the error of the
+median."""
 VARIED = 64
-"""The number of last steps from which the deviation is computed. It is larger than `WINDOW`, because
-a deviation of few steps is sometimes far too small."""
+"""The number of last steps from which the standard deviation of the excess is computed. It is
+larger than `WINDOW`, because a deviation that is computed from few steps is sometimes far too
+small."""
 BASELINE = 32
-"""The number of steps from which the usual times of a rank without peers are learnt."""
+"""The number of first steps from which the usual times of a rank without peers are computed. Peers
+are the ranks that do the same work."""
 FEW = 8
 """In a group of at most this many ranks, a rank is compared with the median of the others. In a
 larger group, it is compared with the median of all, which is nearly the same and is computed only
 once."""
 BEHIND = 64
-"""If the newest step of a rank is this many steps older than that of other ranks, the judgement of
-a step does not wait for the rank. It has left the job, or its heartbeats are lost."""
+"""If other ranks are this many steps further than the newest step of a rank, the judgement of a
+step no longer waits for that rank: the rank has left the job, or its heartbeats are lost."""
 _NORMAL = 1.0484
-"""In a normal distribution, the standard deviation is the median of the differences between
-successive values times this factor."""
+"""The factor that converts the median of the differences between successive values to the standard
+deviation of the values, for a normal distribution."""
 
 Times = tuple[float, ...]
 """The seconds of each part of a step, in the order of `PARTS`."""
@@ -51,26 +56,30 @@ Times = tuple[float, ...]
 
 class _Part:
     """
-    How long one part of the steps of a rank takes, compared with other ranks.
+    How long one part of a rank's work (such as `input`) takes in the last steps, compared with
+    other ranks.
     """
 
     __slots__ = ("changes", "count", "excess", "over")
 
     def __init__(self) -> None:
         self.excess: deque[float] = deque(maxlen=WINDOW)
-        """For each of the last steps: how many seconds longer the part took than on other ranks."""
+        """How many seconds longer the part took than on other ranks, for each of the last steps."""
         self.changes: deque[float] = deque(maxlen=VARIED)
-        """For each of the last steps: the change of the excess since the step before, in seconds.
-        The changes show how much the times vary, even if the rank has become slow meanwhile."""
+        """By how many seconds the excess has changed since the previous step, for each of the last
+        steps. From these changes the standard deviation is computed. They show how much the times
+        vary even if the rank has become slow meanwhile."""
         self.over: deque[bool] = deque(maxlen=WINDOW)
-        """For each of the last steps: whether the excess may be more than half of the limit."""
+        """Whether the excess may be more than half of the limit, for each of the last steps. This
+        is a cheap first test, with the lowest limit that can apply."""
         self.count = 0
-        """The number of true values in `over`. The median is computed only if the number is at
-        least `MOST`, which is rare."""
+        """The number of values True in `over`. The median, which takes time, is computed only if
+        the number is at least `MOST`, which is rare."""
 
     def note(self, seconds: float, least: float) -> None:
         """
-        Note by how many seconds the part took longer in a step. `least` is the lowest limit.
+        Record that the part took `seconds` longer than on other ranks in a step. `least` is the
+        lowest limit for the excess in seconds.
         """
         if self.excess:
             self.changes.append(abs(seconds - self.excess[-1]))
@@ -83,8 +92,9 @@ class _Part:
 
     def is_slow(self, least: float, share: float = 1.0) -> bool:
         """
-        Return whether the part is slow. `least` is the lowest limit in seconds. With `share` 0.5,
-        half of the limits apply.
+        Return whether the rank is slow in this part. `least` is the lowest limit for the excess in
+        seconds. All limits are multiplied by `share`. With a `share` below 1, a rank that was
+        reported as slow must become clearly faster before it counts as fast again.
         """
         if self.count < MOST or len(self.excess) < WINDOW:
             return False
@@ -95,33 +105,36 @@ class _Part:
 @dataclass(slots=True)
 class _Rank:
     """
-    What is known about the present process of a rank.
+    The facts that are known about the present process of a rank.
     """
 
     incarnation: int
     node: int
     peers: tuple[int, ...] | None = None
-    """The peers in its last heartbeat. None until its first heartbeat was handled."""
+    """The ranks with which the rank is compared, from its last heartbeat. None until its first
+    heartbeat was handled."""
     group: "_Group | None" = None
-    """The group of the rank. None until its first heartbeat was handled."""
+    """The group to which the rank belongs. None until its first heartbeat was handled."""
     parts: tuple[_Part, ...] = field(default_factory=lambda: tuple(_Part() for _ in PARTS))
     first: list[Times] = field(default_factory=list)
-    """The times of the first steps of a rank without peers. Its usual times are computed from
-    them."""
+    """The times of the first steps of a rank without peers. `usual` is computed from these
+    times."""
     usual: Times | None = None
-    """The usual times of the steps of a rank without peers. None until `BASELINE` steps were
-    measured."""
+    """The median times of the first `BASELINE` steps of a rank without peers, with which its later
+    steps are compared. None until these steps were measured."""
     found: tuple[int | None, int] = (None, 0)
-    """The index of the part that was found slow last (None: no part), and the number of judgements
-    in a row with this result."""
+    """The result of the last judgement, and the number of judgements in a row with this result. The
+    result is the index of the part in which the rank was slow, or None if the rank was not slow."""
     judged: int = 0
-    """The last step after which the rank was judged."""
+    """The newest step after which it was decided whether the rank is slow."""
     named: int | None = None
-    """The index of the part for which the rank was reported as slow. None: the rank is not slow."""
+    """The index of the part for which the rank was reported as slow. None if the rank is not
+    reported as slow now."""
 
     def learn(self, times: Times) -> None:
         """
-        Learn the usual times of a rank without peers from its first steps.
+        Record the times of a step of a rank without peers. After `BASELINE` steps, compute the
+        usual times of the rank.
         """
         if self.usual is None:
             self.first.append(times)
@@ -137,19 +150,20 @@ class _Group:
     """
 
     peers: tuple[int, ...]
-    """The ranks of the group, whether they have begun or not. Empty: the group is that of all ranks
-    without peers."""
+    """All ranks of the group, also ranks that have sent no heartbeat yet. Empty for the one group
+    that consists of all ranks without peers."""
     members: dict[int, _Rank] = field(default_factory=dict)
     """The ranks of the group that have sent heartbeats."""
     steps: dict[int, dict[int, Times]] = field(default_factory=dict)
-    """By step: the times of the ranks that have computed this step. Judged steps are removed."""
+    """The times of the ranks in each step that is not judged yet, by step and rank."""
     absent: set[int] = field(default_factory=set)
-    """The ranks for which a judgement does not wait: they have left the job, or their heartbeats
-    are lost."""
+    """The ranks for which a judgement no longer waits, because they have left the job or their
+    heartbeats are lost."""
 
     def add(self, rank: int, work: StepWork) -> Iterator[int]:
         """
-        Add the times of a step. Yield the steps that are complete now.
+        Add the times of `rank` in a step. Yield the steps that can be judged now, because the times
+        of all ranks are known (except those in `absent`).
         """
         self.absent.discard(rank)
         times = self.steps.setdefault(work.step, {})
@@ -166,7 +180,8 @@ class _Group:
 
     def take(self, step: int) -> Mapping[int, Times]:
         """
-        Return the times of a step, and forget it and all earlier steps.
+        Return the times of all ranks in `step`, by rank. Forget the times of this step and of all
+        earlier steps.
         """
         times = self.steps[step]
         self.steps = {s: each for s, each in self.steps.items() if s > step}
@@ -186,26 +201,27 @@ class Judge:
 
     A rank is compared with its peers, which do the same work because they hold copies of the same
     shards. A rank without peers, such as the only copy of a pipeline stage, is compared with its own
-    first steps, and with how the times of all other such ranks have changed since. So nobody is
-    named when all ranks become slow, or when one stage has more work than others.
+    first steps, and with how the times of all other such ranks have changed since. So no rank is
+    reported when all ranks become slow, or when one stage has more work than others.
     """
 
     def __init__(self, excess: float) -> None:
         """
-        A rank is slow if it takes longer than others by more than the fraction `excess` of the work
-        of a step.
+        `excess` is the limit as a fraction of the work of a step: a rank is slow if a part of its
+        work takes longer than on other ranks by more than this fraction.
         """
         self._excess = excess
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._gone: list[int] = []
-        """Former peers of ranks whose peers have changed. These ranks have probably left the
-        job."""
+        """Ranks that were peers of another rank until the peers of that rank changed. They have
+        probably left the job, so `heard` returns the remark that they are no longer slow."""
 
     def heard(self, node: int, ranks: Sequence[RankBeat]) -> list[Remark]:
         """
-        Take the times of the ranks of a node from a heartbeat. Return a remark for each rank that
-        is slow from now on (`rank_slow`), and for each rank that no longer is (`rank_slow_over`).
+        Record the times of the ranks of a node from a heartbeat. Return a remark `rank_slow` for
+        each rank that has become slow, and a remark `rank_slow_over` for each rank that is no
+        longer slow.
         """
         remarks: list[Remark] = []
         for beat in ranks:
@@ -220,8 +236,8 @@ class Judge:
 
     def _left(self, rank: int) -> Iterator[Remark]:
         """
-        Yield a remark that a rank is no longer slow, because its heartbeats have stopped or it has
-        left.
+        Yield a remark that `rank` is no longer slow, because its heartbeats have stopped or it has
+        left the job. Yield nothing if the rank was not reported as slow.
         """
         known = self._ranks.get(rank)
         if known is not None and known.named is not None:
@@ -231,12 +247,13 @@ class Judge:
 
     def _group(self, node: int, beat: RankBeat) -> _Group:
         """
-        Return the group of a rank. Forget earlier times if the rank has another process or other
-        peers.
+        Return the group of the rank that has sent `beat`. If the rank has a new process, forget the
+        times of its earlier process, except its usual times. If the rank has other peers than
+        before, move it to another group.
         """
         known = self._ranks.get(beat.rank)
-        # the peers of a rank are the same object until they change: to compare or hash thousands of
-        # ranks for each rank would take long
+        # `beat.peers` is the same object until the peers change. So compare with `is`: comparing or
+        # hashing thousands of peers for each rank would take long.
         if (
             known is not None
             and known.group is not None
@@ -253,8 +270,8 @@ class Judge:
         if known.peers is not None and known.peers != beat.peers:
             old = self._groups[known.peers]
             old.leave(beat.rank)
-            # the ranks of the old group that are no peers of this rank any more will soon report
-            # new peers, too, or have left the job
+            # Ranks of the old group that are no longer peers of this rank have probably left the
+            # job. If they have not, their next heartbeats name their new peers.
             gone = [rank for rank in old.members if beat.peers and rank not in beat.peers]
             self._gone.extend(gone)
             self._groups = {peers: each for peers, each in self._groups.items() if each.members}
@@ -268,7 +285,7 @@ class Judge:
 
     def _judge(self, group: _Group, step: int) -> Iterator[Remark]:
         """
-        Judge the ranks of a group by a step that all of them have computed.
+        Decide for each rank of a group whether it is slow, after all of them have computed `step`.
         """
         times = {r: each for r, each in group.take(step).items() if r in group.members}
         for rank, expected in _expected(group, times).items():
@@ -276,9 +293,9 @@ class Judge:
 
     def _judge_rank(self, rank: int, step: int, times: Times, expected: Times) -> Iterator[Remark]:
         """
-        Decide after a step whether a rank is slow, and yield a remark if this has changed. `times`
-        has the times of the rank, and `expected` the times that other ranks have needed for this
-        step.
+        Decide after a step whether a rank is slow. Yield a remark if the rank has become slow or is
+        no longer slow. `times` are the times of the rank in this step. `expected` are the times
+        that are expected of the rank in this step (see `_expected`).
         """
         known, work = self._ranks[rank], sum(expected)
         known.judged = step
@@ -293,7 +310,7 @@ class Judge:
             known.found = None, 0
             return
         if len(known.parts[0].excess) < WINDOW:
-            return  # a new process of a slow rank has not run long enough to count as fast
+            return  # too few steps are known, so a new process of a slow rank is not fast yet
         known.found = cause, known.found[1] + 1 if cause == known.found[0] else 1
         if known.found[1] < CERTAIN or known.named == cause:
             return
@@ -322,9 +339,13 @@ def _medians(times: Iterable[Times]) -> Times:
 
 def _expected(group: _Group, times: Mapping[int, Times]) -> Mapping[int, Times]:
     """
-    Return for each rank the times that the others let expect for a step. If the ranks have no
-    peers, these are the usual times of the rank itself, longer or shorter by as much as those of
-    other ranks. Ranks whose usual times are not known yet are left out.
+    Return the times that are expected of each rank in a step, by rank. `times` has the measured
+    times of each rank.
+
+    The expected times of a rank with peers are the median times of its peers. The expected times of
+    a rank without peers are its own usual times, multiplied by a factor. If other ranks without
+    peers have become slower, the factor says by how much. Otherwise it is 1. Ranks whose usual
+    times are not known yet are left out.
     """
     if not group.peers:
         return _expected_alone(group, times)
@@ -349,6 +370,6 @@ def _expected_alone(group: _Group, times: Mapping[int, Times]) -> Mapping[int, T
         change = everybody
         if 1 < len(changes) <= FEW:
             change = median(each for other, each in changes.items() if other != rank)
-        # others that have become faster are no reason to expect the same of this rank
+        # do not expect a rank to become faster only because other ranks have become faster
         expected[rank] = tuple(max(1.0, change) * seconds for seconds in usual)
     return expected
