@@ -2,8 +2,8 @@
 The plugin of `tft run --log NAME[,NAME…]`: sends the values of `session.log` to wandb, MLflow,
 TensorBoard and other loggers (see `docs/howto/logging.md`).
 
-In the controller it starts one process, in which the loggers are called. No code of it runs in a
-training process.
+In the controller's process, the plugin starts one further process, in which all loggers are called.
+It runs no code in training processes.
 """
 
 import atexit
@@ -27,12 +27,14 @@ OPTION = "--log"
 GROUP = "tft.loggers"
 """The entry point group in which packages register loggers."""
 NEEDED = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
-"""By logger of this package: the module that it needs. The extras have the names of the loggers."""
+"""Maps each logger of this package to the Python module that it needs. To install the module, the
+user names the logger as an extra, as in `tft-bus[wandb]`."""
 
 
 class Plugin:
     """
-    The hooks of every process: the option of `tft run`.
+    The plugin in a process without loggers. Its hooks add the option `--log` to `tft run`, and
+    check the given value.
     """
 
     @hookimpl
@@ -59,7 +61,7 @@ class Plugin:
 
 class LeadingPlugin(Plugin):
     """
-    The hooks of a controller in a job with loggers.
+    The plugin in the process of the controller, in a job with loggers.
     """
 
     def __init__(self) -> None:
@@ -85,17 +87,19 @@ class LeadingPlugin(Plugin):
             self._supervisor.final(step)
 
 
-# without loggers, the controller need not call this plugin
+# if the job has no loggers, use an object without the other hooks, so that the controller need not
+# call this plugin
 plugin = LeadingPlugin() if os.environ.get(VARIABLE) else Plugin()
 """The object that tft loads as the plugin `loggers`."""
 
 
 def checked(text: str, where: str) -> list[str]:
     """
-    Return the names of loggers in `text`, which comes from the option or variable `where`.
+    Return the names of loggers in `text`, which are separated by commas. `where` is the option or
+    the variable that contained `text`, for the error message.
 
-    Raises `UsageError` if there is no logger of such a name, if several packages offer it, or if
-    the package that it needs is not installed.
+    Raises `UsageError` if no logger has one of the names, if several packages offer a logger with
+    the name, or if a package that the logger needs is not installed.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     offered = sorted({entry.name for entry in entry_points(group=GROUP)})

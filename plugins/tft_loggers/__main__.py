@@ -3,9 +3,8 @@ The process in which the loggers are called:
 
     python -m tft_loggers [--job NAME] RUN_DIR LOGGER…
 
-It sends what the loggers do not have yet. Called by hand, it ends when it has done so. The
-controller calls it with `--child`: it then goes on until the run is over, or until the controller
-is gone.
+It sends the values that the loggers do not have yet, and then ends. If the controller starts it,
+with `--child`, it continues to send until the run is over or the controller has ended.
 """
 
 import argparse
@@ -26,16 +25,18 @@ from tft_loggers.places import STATE
 from tft_loggers.sending import Sender
 
 POLL = 0.25
-"""Seconds between two looks at the files of the ranks."""
+"""Seconds between two checks whether the ranks have logged new values."""
 ORPHANED = 2.0
-"""Seconds that a logger gets to end its batch after the controller has gone."""
+"""Seconds for which a logger may continue to send its present rows after the controller has ended.
+Then this process ends."""
 
 log = structlog.get_logger()
 
 
 def main(words: list[str]) -> int:
     """
-    Send the values of a run. Return the exit status.
+    Send the values of a run to its loggers. `words` are the command-line arguments. Return the exit
+    status of this process: 1 if a logger has failed, otherwise 0.
     """
     parser = argparse.ArgumentParser(prog="python -m tft_loggers")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -57,7 +58,8 @@ def main(words: list[str]) -> int:
     if given.child:
         threading.Thread(target=_watch, args=(orphaned,), daemon=True).start()
     with (run_dir / STATE / "lock").open("w") as lock:
-        # the process of an earlier controller may still end its last batch
+        # wait for this lock, because the process that an earlier controller has started may still
+        # be sending its last rows
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = given.job or run_dir.name
         senders = [_sender(name, job, run_dir, persists=given.child) for name in names]
@@ -68,8 +70,9 @@ def main(words: list[str]) -> int:
 
 def _send(run_dir: Path, senders: list[Sender], orphaned: threading.Event, *, waits: bool) -> None:
     """
-    Merge and send until the run is over, or with `waits` False until everything is sent that is
-    final now.
+    Merge the values of the ranks and send them. With `waits=True`, return when the run is over or
+    `orphaned` is set. With `waits=False`, return when the values of all steps that are final now
+    were sent.
     """
     merger = Merger(run_dir)
     for sender in senders:
@@ -95,8 +98,8 @@ def _sender(name: str, job: str, run_dir: Path, *, persists: bool) -> Sender:
 
 def _watch(orphaned: threading.Event) -> None:
     """
-    Wait until the controller closes the standard input of this process, as it does when it dies.
-    Then end this process.
+    Wait until the standard input of this process is closed, which happens when the controller ends.
+    Then set `orphaned`, wait `ORPHANED` seconds, and end this process.
     """
     while os.read(0, 64):
         pass

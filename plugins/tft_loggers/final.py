@@ -1,5 +1,6 @@
 """
-The file with which the controller says up to which step the steps of a job are final.
+The file with which the controller tells the process of the loggers which steps of a job are final.
+A step is final when every rank has ended it completely; then its values are sent to the loggers.
 """
 
 from dataclasses import dataclass, field
@@ -11,21 +12,23 @@ from tft_loggers.places import FINAL, read, write
 @dataclass(slots=True, kw_only=True)
 class Final:
     """
-    Up to which step the steps of a job are final, in all runs with one run directory.
+    The facts in the file `final.json`: up to which step the steps of a job are final. The file is
+    used by all runs of the job with the same run directory.
     """
 
     step: int = -1
-    """The last final step. -1: no step is final yet."""
+    """The last final step. -1 if no step is final yet."""
     backs: list[int] = field(default_factory=list)
-    """The returns of the job to a step before a final step, in their order. Each entry is the step
-    from whose end the job continued."""
+    """The steps from whose end the job has continued after it went back to a step before a final
+    step, in the order of these returns. The values of later steps are then logged again."""
     result: str = ""
-    """How the run has ended: `completed`, `dumped`, `failed` or `cancelled`. Empty: it goes on."""
+    """How the run has ended: `completed`, `dumped`, `failed` or `cancelled`. Empty while it goes
+    on."""
 
     @classmethod
     def of(cls, directory: Path) -> "Final":
         """
-        Return what the file in `directory` says.
+        Read the file `final.json` in `directory`. If there is no such file, no step is final.
         """
         found = read(directory / FINAL)
         return cls(
@@ -36,7 +39,7 @@ class Final:
 
     def write(self, directory: Path) -> None:
         """
-        Write the file in `directory`.
+        Write these facts to the file `final.json` in `directory`.
         """
         write(
             directory / FINAL,
@@ -45,8 +48,8 @@ class Final:
 
     def reached(self, step: int) -> bool:
         """
-        Record `step` as the last final step. Return True if the job has gone back to an earlier
-        step than before.
+        Record `step` as the last final step. Return True if the job has gone back, which means that
+        `step` is smaller than the last final step before.
         """
         back = step < self.step
         if back:

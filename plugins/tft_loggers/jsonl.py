@@ -1,5 +1,6 @@
 """
-The logger `jsonl`: nothing but the file `values.jsonl`, which is written in any case.
+The logger `jsonl`, which sends values nowhere. With `--log jsonl`, the file `values.jsonl` is the
+only result; tft writes this file with every logger.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from tft.spi import LoggerJob
 
 class FileOnly:
     """
-    Sends nothing anywhere.
+    A logger that does nothing with the values.
     """
 
     def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:

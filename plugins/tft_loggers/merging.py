@@ -1,5 +1,6 @@
 """
-Makes one file of what the ranks have logged: the values of each final step, once.
+Merges the files of values that the ranks have logged into one file, `values.jsonl`, which has the
+values of each final step once. A step is final when every rank has ended it completely.
 """
 
 import json
@@ -19,7 +20,7 @@ log = structlog.get_logger()
 
 class _RankFile:
     """
-    The file of one rank, and the offset in bytes up to which it was merged.
+    The file of values of one rank, and the offset in bytes up to which its rows were merged.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -28,9 +29,11 @@ class _RankFile:
 
     def rows(self, final: int) -> Iterator[tuple[int, float, Values]]:
         """
-        Yield step, time and values of the rows that were not merged yet, up to the step `final`.
+        Yield the rows that were not merged yet, up to the step `final`. Each is yielded as a tuple
+        of its step, its time and its values.
         """
-        # open the file each time, so that a network file system shows rows of other machines
+        # open the file anew in each call, because a network file system may otherwise not show the
+        # newest rows that another machine has written
         with self.path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self.offset:
                 self.offset = 0
@@ -48,12 +51,13 @@ class _RankFile:
 
 class Merger:
     """
-    Appends the values of final steps to `values.jsonl`. Of several ranks that log a name in one
-    step, the lowest rank counts; of several calls of a rank, the last one.
+    Appends the values of final steps to `values.jsonl`. If several ranks log a value under the same
+    name in one step, the value of the lowest rank is used. If a rank does so several times, its
+    last value is used.
 
-    A row with the key `again` belongs to a step that is in the file already. It has other values,
-    because the job has gone back before a final step. Or it has further names, because the file of
-    a rank has come late over a network file system.
+    A row with the key `again` belongs to a step that is in the file already. The row may correct
+    values, because the job has gone back to a step before a final step. It may also add names,
+    because the file of a rank was visible only later on a network file system.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -63,21 +67,26 @@ class Merger:
         found = read(self._state)
         self._offsets: dict[str, int] = dict(found.get("offsets", {}))
         self._backs = int(found.get("backs", 0))
-        """How many entries of `Final.backs` (returns of the job to an earlier step) are handled."""
+        """How many entries of `Final.backs` (returns of the job to an earlier step) were handled
+        already."""
         self._anew: tuple[int, int] = (found.get("after", -1), found.get("until", -1))
-        """A range of steps: after the first number, up to the second. The job computes these steps
-        again, so new rows may correct the values in the file. (-1, -1): no steps."""
+        """The range of steps that the job computes again: the steps after the first number, up to
+        the second number. For these steps, new rows may correct values in the file. (-1, -1) means
+        that there are no such steps."""
         self._last = _mend(self._path)
-        """The last step in `values.jsonl`. -1: the file has no step."""
+        """The last step in `values.jsonl`. -1 if the file has no rows."""
         self._known: dict[int, Values] | None = None
-        """By step: the values in `values.jsonl`. None: the file was not read yet."""
+        """The values in `values.jsonl`, by step. None if the file is not in memory: it is read only
+        when a row for an earlier step comes."""
 
     def merge(self, final: Final) -> bool:
         """
-        Append what has become final. Return True if something was appended.
+        Append the values of the steps that have become final since the last call. `final` says
+        which steps are final. Return True if rows were appended.
         """
         if len(final.backs) > self._backs:
-            # what the ranks compute again replaces rows in their files
+            # read the files of the ranks from the beginning, because the ranks replace the rows of
+            # the steps that they compute again
             after = min(final.backs[self._backs :])
             pending = self._anew[0] if self._anew[1] >= 0 else after
             self._anew = min(after, pending), max(self._last, self._anew[1])
@@ -103,11 +112,13 @@ class Merger:
 
     def _collect(self, final: int, offsets: dict[str, int]) -> dict[int, tuple[float, Values]]:
         """
-        Return the new values by step, with the time of the first one. The offsets of the files are
-        moved on.
+        Return the values that are new in the files of the ranks, up to the step `final`. The result
+        maps each step to the time of one of its rows and to its values. Set the `offsets` to the
+        ends of the rows that were read.
         """
         steps: dict[int, tuple[float, Values]] = {}
-        # the highest rank first, so that lower ranks replace its values
+        # read the file of the highest rank first, so that the values of lower ranks replace its
+        # values
         for path in sorted(self._run_dir.glob("values-rank*.jsonl"), key=_rank, reverse=True):
             file = _RankFile(path, offsets.get(path.name, 0))
             for step, unix, values in file.rows(final):
@@ -117,7 +128,8 @@ class Merger:
 
     def _line(self, step: int, unix: float, values: Values) -> bytes:
         """
-        Return the row of a step. It is empty if the file has these values already.
+        Return the row to append for a step, as a line of JSON. Return an empty line if the file has
+        all `values` of this step already.
         """
         again = step <= self._last
         if again:
@@ -151,7 +163,8 @@ def _rank(path: Path) -> int:
 
 def _parsed(line: bytes) -> tuple[int, float, Values] | None:
     """
-    Return step, time and values of a row, or None if it cannot be read, as after a power failure.
+    Return step, time and values of a row. Return None if the row is damaged, for example after a
+    power failure.
     """
     try:
         row: Mapping[str, object] = json.loads(line)
@@ -165,8 +178,8 @@ def _parsed(line: bytes) -> tuple[int, float, Values] | None:
 
 def _mend(path: Path) -> int:
     """
-    Remove an incomplete row at the end of a file of values, which a killed process has left. Return
-    the last step in the file, or -1 if there is none.
+    Remove an incomplete row at the end of the file `path`, which a process may have left when it
+    was killed. Return the last step in the file, or -1 if the file has no step.
     """
     try:
         content = path.read_bytes()

@@ -1,5 +1,6 @@
 """
-The logger `mlflow`: one run of MLflow, which later processes and runs of the job go on with.
+The logger `mlflow`. It sends all values of a job to one run of MLflow. Later processes of the
+loggers and resumed runs of the job continue that run.
 """
 
 from collections.abc import Mapping
@@ -12,15 +13,17 @@ STATUS = {"completed": "FINISHED", "dumped": "KILLED", "failed": "FAILED", "canc
 MOST = 1000
 """The maximum number of values that MLflow accepts in one request."""
 PART = "part"
-"""The name of a file that exists while the values of one step are sent in several requests. It
-contains the step."""
+"""The name of a file that exists while the values of one step are sent in several requests. The
+file contains the number of the step. If it exists later, a request has failed, and MLflow may have
+only a part of the values of that step."""
 
 
 class Mlflow:
     """
-    Sends values to the run `run_id` of MLflow. A request has whole rows, so MLflow has all values of
-    the last step that it has. Only a row of more than `MOST` values is sent in several requests. Its
-    step is noted in `directory` meanwhile, so that the row is sent again if one of them fails.
+    Sends values to the run `run_id` of MLflow. A request always has all values of a step, so the
+    last step in MLflow is complete. Only a step with more than `MOST` values needs several
+    requests. Meanwhile a file in `directory` contains that step, so that all its values are sent
+    again if one of the requests fails.
     """
 
     # Any: MLflow is imported late
@@ -64,7 +67,8 @@ class Mlflow:
 
     def _send(self, metrics: list[Any]) -> None:  # Any: a class of MLflow
         """
-        Send the values of some rows, or of one row that has more than `MOST`.
+        Send the values of some steps in one request, or the more than `MOST` values of one step in
+        several requests.
         """
         if len(metrics) > MOST:
             write_whole(self._part, str(metrics[0].step))
@@ -80,8 +84,8 @@ class Mlflow:
 
 def open_logger(job: LoggerJob) -> Mlflow:
     """
-    Return the logger of a job. MLflow's own variables say where the server is and what the
-    experiment is called.
+    Return the logger of a job. The address of the server and the name of the experiment come from
+    MLflow's own environment variables.
     """
     import mlflow
 

@@ -1,12 +1,13 @@
 """
-Where the files of this plugin are in a run directory, and how they are written.
+The names of this plugin's files in a run directory, and functions that read and write them.
 
-    values-rank{rank}.jsonl    what each rank has logged; the ranks write it
-    values.jsonl               the values of each final step, once
-    values/final.json          up to which step the steps are final; the controller writes it
-    values/merged.json         how far the files of the ranks are merged
-    values/NAME/               the files of the logger NAME, among them how far it has been sent, and,
-                               while it fails, how often it has failed and why
+    values-rank{rank}.jsonl    the values that a rank has logged; written by the rank
+    values.jsonl               the values of each final step, once, merged from all ranks
+    values/final.json          the last final step; written by the controller
+    values/merged.json         up to which offset the file of each rank was merged
+    values/NAME/               the files of the logger NAME
+    values/NAME/sent.json      up to which offset `values.jsonl` was sent to the logger
+    values/NAME/failed.json    while the logger fails: the number of failures, and the reason
 """
 
 import json
@@ -25,7 +26,8 @@ VALUES = "values.jsonl"
 
 def read(path: Path) -> dict[str, Any]:  # Any: parsed JSON
     """
-    Return the object in a file, or an empty one if the file does not exist or is damaged.
+    Return the JSON object in the file `path`. Return an empty object if the file does not exist or
+    is damaged.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -36,6 +38,7 @@ def read(path: Path) -> dict[str, Any]:  # Any: parsed JSON
 
 def write(path: Path, content: dict[str, object]) -> None:
     """
-    Replace the content of a file as a whole. Readers see the old or the new content.
+    Replace the content of the file `path` in one atomic step. So a reader sees the old or the new
+    content, and never a part of it.
     """
     write_whole(path, json.dumps(content))

@@ -1,5 +1,6 @@
 """
-Sends the rows of `values.jsonl` to one logger, on a thread of its own.
+Sends the rows of `values.jsonl` (the values of all final steps) to one logger, on a separate thread
+for each logger.
 """
 
 import json
@@ -17,8 +18,8 @@ from tft_loggers.places import FAILED, SENT, STATE, VALUES, read, write
 BATCH = 500
 """The number of rows that are given to the logger before each call of its `flush`."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before a logger that has failed is opened again. The first pause is `FIRST`, and later
-pauses grow up to `LONGEST`."""
+"""Seconds before a logger that has failed is opened again. The first pause is `FIRST`. Each further
+pause is twice as long as the pause before, up to `LONGEST`."""
 
 log = structlog.get_logger()
 
@@ -40,13 +41,15 @@ class _Row:
 
 class Sender:
     """
-    Sends each row once to one logger. A file has the offset up to which rows were sent, so that the
-    next process continues there.
+    Sends each row once to one logger. The offset up to which rows were sent is stored in a file, so
+    that the next process of the loggers continues there.
     """
 
     def __init__(self, name: str, job: str, run_dir: Path, opener: Open, *, persists: bool) -> None:
         """
-        With `persists`, a logger that fails when no more rows come is tried again without end.
+        `name` is the name of the logger, and `opener` is the function that opens it. `persists`
+        says what happens if the logger still fails after the end of the run: True means to try
+        again without end, and False to give up.
         """
         self._name = name
         self._path = run_dir / VALUES
@@ -56,13 +59,15 @@ class Sender:
         self._state = directory / SENT
         self._failure = directory / FAILED
         self._fails = int(read(self._failure).get("times", 0))
-        """How many times in a row the logger has failed, without having sent rows in between."""
+        """How many attempts to send rows have failed in a row. The file `FAILED` contains the
+        number too, so that the controller can tell the operator about a failing logger."""
         self._open = opener
         self._persists = persists
         self._logger: StepLogger | None = None
         self._asks = False
-        """True if rows were given to the logger without a later `flush`. Then the logger is asked
-        which step it has last."""
+        """True if rows were given to the logger before it was opened last, and `flush` has not
+        confirmed them. The logger is then asked for the last step that it has, and only later steps
+        are sent."""
         self._last: int | None = None
         self._safe = self._offset = 0
         self._news = threading.Event()
@@ -86,8 +91,8 @@ class Sender:
 
     def finish(self, result: str) -> None:
         """
-        Let the thread end after the last rows, because no more rows come. `result` is the result of
-        the run, or empty if it is not known.
+        Tell the thread that no more rows come, so that it ends after the last rows. `result` says
+        how the run has ended; it is empty if that is not known.
         """
         self._result = result
         self._over.set()
@@ -102,7 +107,8 @@ class Sender:
     def _run(self) -> None:
         pause = FIRST
         while True:
-            # looked at first: rows that were there before it was set are sent in this turn
+            # read `_over` before the rows: if it is set now, all rows are in the file already, and
+            # `_send_all` sends the last of them
             over = self._over.is_set()
             try:
                 self._send_all()
@@ -134,7 +140,7 @@ class Sender:
     def _fail(self, why: str) -> None:
         self.failed = True
         self._fails += 1
-        with suppress(OSError):  # a full disk; the log has the reason
+        with suppress(OSError):  # the disk may be full; the log has the reason of the failure
             write(self._failure, {"times": self._fails, "why": why})
 
     def _send_all(self) -> None:
@@ -153,8 +159,8 @@ class Sender:
 
     def _begin(self) -> int:
         """
-        Return the offset of the next row to send. If the logger is not open, this is the first row
-        that no `flush` has confirmed.
+        Return the offset in `values.jsonl` of the next row to send. If the logger is not open, read
+        the stored offset: the next row is then the first row that no `flush` has confirmed.
         """
         if self._logger is None:
             state = read(self._state)
@@ -167,8 +173,8 @@ class Sender:
 
     def _opened(self) -> int:
         """
-        Open the logger if it is not open. Return the last step that the logger is known to have; -1
-        if it need not or cannot be asked.
+        Open the logger if it is not open. Return the last step of which the logger has values
+        already. Return -1 if it need not be asked for this step, or cannot tell.
         """
         if self._logger is None:
             self._logger = self._open(self._job)
@@ -190,7 +196,8 @@ class Sender:
 
     def _rows(self, offset: int) -> list[_Row]:
         """
-        Return the next rows after an offset, at most `BATCH`.
+        Return the rows of `values.jsonl` that begin at the offset `offset` (in bytes) or later, at
+        most `BATCH` rows.
         """
         rows: list[_Row] = []
         try:

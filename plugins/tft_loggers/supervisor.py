@@ -1,6 +1,6 @@
 """
-Keeps the process of the loggers, from the process of the controller. Nothing here waits for a
-logger, except at the end of the job for a limited time.
+Starts and supervises the process of the loggers, from the controller's process. The controller
+never waits for a logger, except at the end of the job for a limited time.
 """
 
 import subprocess
@@ -19,26 +19,28 @@ from tft_loggers.final import Final
 from tft_loggers.places import FAILED, STATE, read
 
 LIMIT = 30.0
-"""Seconds that the loggers get at the end of the job to send what is left."""
+"""Seconds for which the controller waits at the end of the job until the loggers have sent the
+remaining values."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before the ended process of the loggers is started again. The first pause is `FIRST`, and
-later pauses grow up to `LONGEST`."""
+"""Seconds before the process of the loggers is started again after it has ended. The pause is
+`FIRST` if the process had run for `STEADY` seconds. Otherwise it is twice the pause before (at
+first twice `FIRST`), up to `LONGEST`."""
 STEADY = 60.0
-"""If the process has lived for this many seconds, the next pause is `FIRST` again. The operator
-gets another remark about a failing logger only after this time."""
+"""Seconds after which a process of the loggers counts as working. This is also the shortest time
+between two remarks to the operator that the same logger fails."""
 LOOK = 0.5
-"""Seconds between two looks at whether the loggers fail."""
+"""Seconds between two checks whether a logger fails."""
 LASTING = 2
-"""The operator gets a remark about a logger that has failed this many times in a row. A single
-failed request causes no remark."""
+"""The number of failures in a row after which the operator gets a remark that a logger fails. A
+single failed request causes no remark."""
 
 log = structlog.get_logger()
 
 
 class Supervisor:
     """
-    Starts the process of the loggers, starts it again when it dies, and tells it by a file up to
-    which step the steps are final.
+    Starts the process of the loggers, and starts it again when it dies. Tells the process through a
+    file which steps are final, so that their values can be sent.
     """
 
     def __init__(self, run_dir: Path, job: str, names: Sequence[str]) -> None:
@@ -60,17 +62,19 @@ class Supervisor:
         self._given_up = threading.Event()
         self._result = ""
         self.process: subprocess.Popen[bytes] | None = None
-        """The process of the loggers that was started last. None: no process was started yet."""
+        """The process of the loggers that was started last. None if no process was started yet."""
         self._keeper = threading.Thread(target=self._keep, name="loggers", daemon=True)
 
     def start(self) -> None:
         """
-        Start the process, on a thread of its own that ends with the controller.
+        Start the process of the loggers. A separate thread, which ends with the controller, watches
+        the process.
         """
-        with suppress(NotADirectoryError):  # `_write` says so
+        with suppress(NotADirectoryError):  # the method `_write` below reports this error
             self._final = Final.of(self._directory)
             for name in self._names:
-                (self._directory / name / FAILED).unlink(missing_ok=True)  # of an earlier run
+                # remove the record of failures in an earlier run
+                (self._directory / name / FAILED).unlink(missing_ok=True)
         self._final.result = ""
         self._write()
         threading.Thread(target=self._tell, name="loggers-final", daemon=True).start()
@@ -79,19 +83,21 @@ class Supervisor:
 
     def final(self, step: int) -> None:
         """
-        Tell the process that all steps up to `step` are final.
+        Tell the process of the loggers that all steps up to `step` are final.
         """
         with self._lock:
             back = self._final.reached(step)
         if back:
-            # written at once: if this process were killed first, nobody would learn of it
+            # write the file now, not later on the thread of `_tell`: if the controller were killed
+            # before, the loggers would never learn that the job has gone back
             log.warning("logged_steps_come_again", after=step)
             self._write()
         self._news.set()
 
     def remarks(self) -> list[Remark]:
         """
-        Return the remarks about loggers that fail, and that work again, since the last call.
+        Return the remarks since the last call: about loggers that have begun to fail, and about
+        loggers that work again.
         """
         with self._lock:
             found, self._remarks = self._remarks, []
@@ -99,17 +105,17 @@ class Supervisor:
 
     def ends(self, result: str) -> None:
         """
-        Note how the job ends.
+        Record how the job ends, for the loggers (see `Final.result`).
         """
         self._result = result
 
     def close(self) -> None:
         """
-        Tell the process that the job is over, and wait until it has sent everything, for `LIMIT`
-        seconds at most. Then kill it.
+        Tell the process of the loggers that the job is over. Wait at most `LIMIT` seconds until the
+        process has sent all values, and kill it if it has not.
 
-        If this controller ends before the job does, nothing is done: the process ends by itself,
-        and the next controller starts another.
+        Do nothing if this controller ends before the job does. The process then ends by itself, and
+        the next controller starts another process.
         """
         if not self._result:
             return
@@ -127,7 +133,7 @@ class Supervisor:
             names = " ".join(failures) or "NAME"
             rest = f"{sys.executable} -m tft_loggers {self._run_dir} {names}"
             log.warning("values_not_all_sent", why=why, rest=f"{rest} sends the rest")
-            with suppress(OSError):  # the file of the last words may be on the same full disk
+            with suppress(OSError):  # this file is in the run directory, whose disk may be full
                 leave_word(
                     self._run_dir,
                     f"not all values of session.log were sent ({why}); `{rest}` sends the rest",
@@ -139,7 +145,8 @@ class Supervisor:
     # Any: parsed JSON
     def _failures(self) -> Mapping[str, Mapping[str, Any]]:
         """
-        Return the failing loggers by name: how often each has failed in a row (`times`), and `why`.
+        Return the loggers that fail now, by name. For each, the result has the number of failures
+        in a row (`times`) and the reason (`why`).
         """
         found = {name: read(self._directory / name / FAILED) for name in self._names}
         return {name: failure for name, failure in found.items() if failure}
@@ -170,8 +177,9 @@ class Supervisor:
 
     def _write(self) -> str:
         """
-        Write up to which step the steps are final. Return why that cannot be written, or "". Remark
-        when it fails the first time, and when it can be written again.
+        Write the file that says which steps are final. Return an empty text, or the reason if the
+        file cannot be written. The operator gets a remark when writing begins to fail, and when it
+        works again.
         """
         with self._lock:
             why = ""
@@ -201,8 +209,9 @@ class Supervisor:
 
     def _keep(self) -> None:
         """
-        Run the process of the loggers, and start it again when it dies, until it has ended without
-        an error after the end of the job. After the end of the job it is started at most once more.
+        Run the process of the loggers, and start it again when it dies. Return when the process has
+        ended without an error after the end of the job. After the end of the job, start it at most
+        once more.
         """
         pause = FIRST
         while True:
@@ -220,8 +229,8 @@ class Supervisor:
 
     def _run(self) -> int:
         """
-        Run the process until it ends, and return its exit status. It ends when its standard input
-        is closed, as when this process dies.
+        Run the process of the loggers until it ends, and return its exit status. If the controller
+        dies, the standard input of the process is closed, and the process ends too.
         """
         with (self._run_dir / "logs" / "loggers.log").open("ab") as out:
             process = subprocess.Popen(

@@ -11,9 +11,9 @@ from tft.spi import LoggerJob
 
 class TensorBoard:
     """
-    Writes event files. A process that goes on after another one begins a file of its own, and says
-    from which step on the rows of earlier files do not count: the other process may have been
-    killed between writing rows and noting that.
+    Writes event files. Each process of the loggers begins a new file, and tells TensorBoard to
+    ignore the rows of earlier files from the first step of the new file on. An earlier process may
+    have written these rows too, if it was killed before it recorded that it had sent them.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """
-The logger `wandb`: one run of Weights & Biases, which later processes and runs of the job go on
-with.
+The logger `wandb`. It sends all values of a job to one run of Weights & Biases. Later processes of
+the loggers and resumed runs of the job continue that run.
 """
 
 import json
@@ -14,10 +14,11 @@ import structlog
 from tft.spi import LoggerJob, write_whole
 
 BLOCK, FILE_HEAD, HEAD = 32768, 7, 7
-"""Bytes: the blocks of a file of wandb, and the headers of the file and of each piece of a record."""
+"""Sizes in bytes in a file of wandb: of a block, of the header of the file, and of the header of
+each piece of a record (see `records`)."""
 WHOLE, LAST = 1, 4
-"""Values of the kind of a piece: `WHOLE` is a whole record, `LAST` is the last piece of a
-record."""
+"""Values of the field `kind` in the header of a piece. `WHOLE` means that the piece is a whole
+record, and `LAST` that it is the last piece of a record."""
 
 log = structlog.get_logger()
 
@@ -33,7 +34,7 @@ class Wandb:
 
     def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:
         if again:
-            # wandb drops what belongs to an earlier step
+            # wandb drops values of a step before its newest step, so they cannot be corrected
             log.warning("wandb_not_corrected", step=step, names=sorted(values))
             return
         self._run.log(dict(values), step=step)
@@ -42,7 +43,7 @@ class Wandb:
         if self._run.offline:
             files = self._run_dir.glob(f"wandb/offline-run-*-{self._run.id}/*.wandb")
             return max((step for file in files for step in _steps(file.read_bytes())), default=-1)
-        # wandb names the step that comes next
+        # wandb's `step` is the number of the next step
         return int(self._run.step) - 1 if self._run.resumed else -1
 
     def flush(self) -> bool:
@@ -54,7 +55,8 @@ class Wandb:
 
 def open_logger(job: LoggerJob) -> Wandb:
     """
-    Return the logger of a job. wandb's own variables say which project and account it is.
+    Return the logger of a job. The project and the account come from wandb's own environment
+    variables.
     """
     import wandb
 
@@ -75,8 +77,8 @@ def open_logger(job: LoggerJob) -> Wandb:
 
 def _steps(content: bytes) -> Iterator[int]:
     """
-    Yield the steps in a file that wandb has written offline. A killed process may have left it
-    incomplete.
+    Yield the steps in `content`, the content of a file that wandb has written in its offline mode.
+    Stop at an incomplete record, which a process may have left when it was killed.
     """
     from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
@@ -94,15 +96,16 @@ def _steps(content: bytes) -> Iterator[int]:
 
 def records(content: bytes) -> Iterator[bytes]:
     """
-    Yield the records in the content of a file of wandb, which has the form of a log of LevelDB: a
-    record is cut into pieces, so that no piece crosses the end of a block. The header of a piece
-    has a checksum (four bytes), its size (two bytes) and its kind.
+    Yield the records in `content`, the content of a file of wandb. The file has the format of a log
+    of LevelDB: it consists of blocks, and a record is cut into pieces so that no piece crosses the
+    end of a block. Each piece begins with a header, which has a checksum (four bytes), the size of
+    the piece (two bytes) and its kind (one byte).
     """
     at, record = FILE_HEAD, b""
     while at + HEAD <= len(content):
         left = BLOCK - at % BLOCK
         size, kind = struct.unpack_from("<HB", content, at + 4) if left >= HEAD else (0, 0)
-        if kind == 0:  # the rest of the block is not used
+        if kind == 0:  # no further piece is in this block, so go on with the next block
             at += left
             continue
         piece = content[at + HEAD : at + HEAD + size]
