@@ -1,5 +1,5 @@
 """
-Keeps the last values of one number, such as the loss, and computes the limit above which a further
+Stores the last values of one number, such as the loss, and computes the limit above which a new
 value is a spike.
 """
 
@@ -12,11 +12,12 @@ WARM = 50
 """No value counts as a spike before this number of other values is known, because losses and norms
 change quickly in the first steps of a training."""
 _RENEWED = 20
-"""The median is computed again for each value that is far above it, and otherwise once in
-this number of values. Sorting the values in every step would cost time."""
+"""The number of values for which the last computed median may still be used, because sorting the
+values in every step would cost time. For a value far above the median, the median is computed again
+at once."""
 _NORMAL = 1.4826
-"""In a normal distribution, the standard deviation is the median absolute deviation times this
-factor."""
+"""The factor that converts the median absolute deviation to the standard deviation, for a normal
+distribution."""
 _FLOOR = 0.05
 """The smallest deviation that is assumed, as a fraction of the median. Without this minimum, a
 number that hardly varies would have a spike whenever it changes by a millionth."""
@@ -26,8 +27,8 @@ class History:
     """
     The last values of one number, such as the loss, each with its step.
 
-    Ranks that have seen the same values must judge alike, even if one rank has seen more steps and
-    was rolled back. A rollback removes the newest values. So twice as many values are kept as are
+    All ranks must judge a value alike, even if one rank had seen more steps than the others and was
+    rolled back. A rollback removes the newest values. So twice as many values are stored as are
     used, and after a rollback this rank still has enough older values.
     """
 
@@ -42,8 +43,9 @@ class History:
 
     def add(self, step: int, value: float) -> None:
         """
-        Add the value of a step whose update is not refused. Do not add NaN or Inf, which is possible
-        if the mode is `watch`: with NaN there is no median, so no later spike would be found.
+        Add the value of a step whose update is not refused. Ignore NaN and Inf, which can occur in
+        the mode `watch`. With NaN among the values there would be no median, and no later spike
+        would be found.
         """
         if math.isfinite(value):
             self._values.append((step, value))
@@ -74,8 +76,8 @@ class History:
         """
         if len(self._values) < WARM:
             return None
-        # values up to `_ordinary` are no spikes. Nearly all values are, so the median is rarely
-        # needed
+        # A value up to `_ordinary` is no spike. Nearly all values are that low, so the median must
+        # be computed only rarely.
         if self._fresh and value <= self._ordinary:
             self._fresh -= 1
             return None

@@ -89,8 +89,9 @@ class Judge:
 
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Before a `regroup` order, forget the numbers of `step` and later steps, because these steps
-        are computed again. Forget all numbers if a process was replaced.
+        Before a `regroup` order (form the process groups again), forget the numbers of `step` and
+        later steps, because these steps are computed again. Forget all numbers if a process was
+        replaced.
         """
         if order != "regroup":
             return
