@@ -18,8 +18,9 @@ class Entry:
 
     pid: int
     on_device: bool
-    """True if a device computes for the rank. Such a rank need not sleep in a collective: the
-    device waits for the other ranks, and the process may wait for its device without sleeping."""
+    """True if the model of the rank is on a device. While the device waits in a collective for
+    other ranks, the process of the rank may be awake. So nobody can tell from the process whether
+    the rank is inside a collective."""
 
 
 class BarrierFiles:

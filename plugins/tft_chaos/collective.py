@@ -8,8 +8,9 @@ its first gradient, before it enters a collective. It makes the fault when all p
 their marker files and sleep.
 
 A peer whose model is on a device only starts its collectives. The device waits in them, and the
-process may wait for its device without sleeping. For such a peer the victim waits as long as the
-checks of a sleeping one take, in which the peer starts its last collective.
+process may be awake meanwhile. So the victim does not check that such a peer sleeps. It only waits
+as long as the checks of a sleeping peer take, which is enough time for the peer to start its last
+collective.
 """
 
 import threading
@@ -33,8 +34,8 @@ PAUSE = 0.005
 
 
 Glance = dict[int, dict[str, object] | None]
-"""The facts of one check about each peer that is inside its collective. None: the peer is not
-inside."""
+"""The result of one check of all peers: the facts about each peer that is inside its collective, by
+rank. None for a peer that is not inside."""
 
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:

@@ -48,7 +48,7 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec (an argument of `--chaos`) has made as many faults as its `count` says.
+        True if the spec (an argument of `--chaos`) has already made all faults that it asks for.
         """
         return self._fired >= self.spec.count
 
@@ -61,7 +61,8 @@ class Blow:
     @contextmanager
     def noting_a_miss(self) -> Iterator[None]:
         """
-        Record a `ChaosMissed` that is raised in the `with` block.
+        If a `ChaosMissed` is raised in the `with` block, record the reason in the ledger, and let
+        the exception pass.
         """
         try:
             yield
@@ -246,7 +247,8 @@ def mark_collectives(
         if number == of and any(s.step <= step < s.step + s.count for s in specs):
             marks.enter(step, on_device=on_device)
 
-    # where a cell of MindSpore computes is not known here
+    # for a Cell of MindSpore it is not known here whether it computes on a device, so assume the
+    # host
     on_device = not cells.is_cell(model) and any(p.device.type != "cpu" for p in model.parameters())
 
     watch_gradients(model, seen)
@@ -276,7 +278,8 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
                 "chaos: phase=update needs an optimizer with param_groups, as those of torch, but "
                 f"{type(local).__name__} has none: choose another phase, such as between or tail"
             )
-    # the optimizer's own method, or a function that a learning-rate scheduler has put in its place
+    # this is the optimizer's own method `step`, or a function by which a learning-rate scheduler
+    # has replaced that method
     whole = local.step
 
     @wraps(whole)

@@ -26,7 +26,7 @@ class Firing:
     spec: str
     """The text of the spec as given on the command line."""
     at: float
-    """The time just before the fault, in seconds of CLOCK_MONOTONIC."""
+    """The time just before the fault, in seconds by CLOCK_MONOTONIC of the machine with the rank."""
     rank: int | None
     """The rank that gets the fault. None if a process of tft gets the fault."""
     incarnation: int | None

@@ -60,8 +60,9 @@ class Bitflip:
     """
 
     part: Part
-    """Which tensor of a parameter is changed: the parameter itself, its gradient, its master weight
-    or a part of its optimizer state. The value `buffer` means a buffer of the model instead."""
+    """Says which tensor of a parameter is changed: the parameter itself, its gradient, its master
+    weight, or a part of its optimizer state. The value `buffer` means a buffer of the model
+    instead."""
     tensor: int | str | None = None
     """The number or the name of the parameter or buffer. None means the first one that the rank
     has."""
@@ -131,13 +132,15 @@ class Spec:
     step: int
     """The first step at which the spec makes a fault."""
     phase: Phase
-    """The place in the step at which the fault is made. It has no meaning for a `Process`."""
+    """The part of the step in which the fault is made. It has no meaning if the target is a
+    `Process`."""
     count: int
-    """The number of faults that the spec makes: one in each step from `step` on. In phase `repair`,
-    the spec makes one fault before each order of the kind `order`."""
+    """The number of faults that the spec makes in all: one in each step from `step` on. In phase
+    `repair`, it is instead one fault each time that the rank gets an order of the kind `order`."""
     order: OrderName
-    """The kind of order of the controller before which a fault of phase `repair` is made. It has no
-    meaning in other phases."""
+    """For a fault of phase `repair`: the kind of order from the controller, such as `rebuild`. The
+    fault happens just before the rank carries out an order of this kind. In other phases the field
+    has no meaning."""
 
 
 _BITS = 64

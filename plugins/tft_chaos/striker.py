@@ -86,7 +86,7 @@ class Striker:
 
     def _tell_unmade(self) -> None:
         """
-        Print the faults that were not made when the process has reached its end.
+        Print, when the process ends, which specs have not made all their faults.
         """
         for blow in self._blows:
             if not blow.spent:
@@ -173,8 +173,8 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # a replacement process has no state yet and does not know its own step. So use the highest
-        # step that any rank has recorded for this incident
+        # Compare the spec with the highest step that any rank has recorded for this incident. A
+        # replacement process has no state yet, and so does not know its own step.
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent
