@@ -72,8 +72,8 @@ def enable(
 
     `model` is Megatron's DistributedDataParallel, or a list of such modules. `optimizer` is the
     result of `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`,
-    `rng`, `others`, `save` and `load` have the same meaning as in `session.adopt`, but without
-    `rng` the generators of torch, Python and numpy are all kept.
+    `rng`, `others`, `save` and `load` have the same meaning as in `session.adopt`. But without
+    `rng`, tft captures the states of the generators of torch, Python and numpy.
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
     this window tft also calls `scheduler.step`, with the value that `increment` returns. The script

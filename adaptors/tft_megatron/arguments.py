@@ -332,17 +332,17 @@ def _refuse_single_ranks(args: Namespace) -> None:
     if dense == 1:
         raise UsageError(
             f"with {_world(args)} ranks, data-parallel times context-parallel size is {dense}, so "
-            "no state has a copy. Expected is a size of 2 or more; or, with "
-            f"{_flag('use_distributed_optimizer')}, {_flag(_NO_REPLICA)} and checkpoints to return "
-            "to"
+            "no state has a copy. Choose sizes with which it is 2 or more. To train without "
+            f"copies, give {_flag('use_distributed_optimizer')} and {_flag(_NO_REPLICA)}: lost state then "
+            "comes back from the newest checkpoint"
         )
     experts = _experts(args)
     if experts == 1:
         raise UsageError(
             f"with {_world(args)} ranks, the experts' data-parallel size is {experts}, so no "
-            "expert has a copy. Expected is a size of 2 or more, for example with a smaller "
-            f"{_flag('expert_model_parallel_size')}; or {_flag(_NO_REPLICA)} and checkpoints to "
-            "return to"
+            "expert has a copy. Choose sizes with which it is 2 or more, for example a smaller "
+            f"{_flag('expert_model_parallel_size')}. To train without copies, give "
+            f"{_flag(_NO_REPLICA)}: lost state then comes back from the newest checkpoint"
         )
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from tft.errors import UsageError
 
 Role = Hashable
-"""The purpose of a process group, by its name in Megatron. Whenever groups are formed, there is one
-group for each role."""
+"""The purpose of a process group. It is the name of the Megatron variable that contains the group,
+or this name with the group's place in the variable. Whenever groups are formed, there is one group
+for each role, so a new group can replace the old group with the same role."""
 
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType)
 

@@ -282,8 +282,9 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # Store the objects of the part `REST` in each optimizer's shard, too. Only one of several
-        # ranks writes the shard `REST`, and these ranks may have different experts.
+        # Store the objects of the part `REST` in each optimizer's shard, too. Several ranks hold
+        # the shard `REST`, and only one of them writes it. If they have different experts, the
+        # objects of the other experts would be missing.
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 

@@ -15,7 +15,8 @@ from tft.errors import OrderRefused
 from tft_megatron.training import Training
 
 _SETTINGS = ("is_expert_parallel", "is_decoupled_lr", "wd_mult", "lr_mult", "max_lr", "min_lr")
-"""The settings by which Megatron distinguishes parameter groups. No step changes these settings."""
+"""The settings by which Megatron distinguishes parameter groups. No step changes these settings, so
+stages that have trained can be compared by them too."""
 
 
 def refuse_other_settings(training: Training) -> None:

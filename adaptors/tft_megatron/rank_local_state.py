@@ -110,8 +110,9 @@ class RankLocalState:
         Return the values from which the digests named `rng` and `data` are computed. `rng` has the
         states of the random generators, and `data` has the data position.
 
-        A generator of Python or numpy is left out as long as nobody has drawn from it. A script
-        need not seed it then, so two jobs that train the same may have other states of it.
+        A generator of Python or numpy is left out if nothing was drawn from it since training
+        began. The script need not seed such a generator, so its state may differ between two jobs
+        that train exactly alike.
         """
         found = self._torch.digestible()
         same = {n for n, digest in self._process_wide().items() if self._begun.get(n) == digest}

@@ -37,7 +37,8 @@ between two windows is exact: the weights of optimizers, and the optimizer state
 
 _FIXED = ("weights.", "model.")
 """Prefixes of the names of tensors that exist from the beginning, with the same shape on all
-holders of a shard. All other tensors exist only after an optimizer has created them."""
+holders of a shard. A received shard in which they differ belongs to another model, and is refused.
+All other tensors exist only after an optimizer has created them."""
 
 Tree = dict[str, Any]  # Any: optimizers and schedulers keep values of any type
 

@@ -63,7 +63,7 @@ def forget_counts(training: Training) -> None:
 
     Megatron itself resets these numbers after the all-reduces of a step. When a fault comes, some
     ranks may have reset the numbers and others not. All ranks must begin the step with the same
-    numbers.
+    numbers, so all ranks reset them.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 

@@ -31,9 +31,9 @@ class Training:
     data: Any
     """The object with the data position (`state_dict`, `load_state_dict`), or None."""
     rngs: Sequence[str] = RNGS
-    """The random generators from which the script draws, as in `session.adopt(rng=...)`. All are
-    kept if the script does not say otherwise, because functions of Megatron and of its scripts draw
-    from all."""
+    """The random generators whose states tft captures and restores, as in `session.adopt(rng=...)`.
+    If the script names none, these are all generators, because functions of Megatron draw from all
+    of them."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Further objects with state, by name."""
     increment: Callable[[], int] | None = None

@@ -4,8 +4,8 @@ Checks that the installed megatron-core has the version for which this adaptor w
 
 from tft_pytorch.versions import KnownVersions
 
-# `method_hooks.py` replaces methods of its objects, and `groups.py` uses its variables for process
-# groups
+# Other versions are refused, because `method_hooks.py` replaces methods of megatron-core's objects,
+# and `groups.py` uses the variables in which megatron-core stores its process groups.
 MEGATRON = KnownVersions(
     adaptor="megatron", package="megatron-core", oldest="0.16", unknown="0.17",
     differs="in which the methods that tft replaces may differ",

@@ -355,22 +355,25 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
             (HA,),
             {"world_size": 2, "tensor_model_parallel_size": 2},
             "with 2 ranks, data-parallel times context-parallel size is 1, so no state has a copy. "
-            "Expected is a size of 2 or more; or, with --use-distributed-optimizer, "
-            "--distributed-optimizer-no-replica and checkpoints to return to",
+            "Choose sizes with which it is 2 or more. To train without copies, give "
+            "--use-distributed-optimizer and --distributed-optimizer-no-replica: lost state then "
+            "comes back from the newest checkpoint",
         ),
         (
             (HA,),
             {"pipeline_model_parallel_size": 4, "sequence_parallel": True, **DISTRIBUTED},
             "with 4 ranks, data-parallel times context-parallel size is 1, so no state has a copy. "
-            "Expected is a size of 2 or more; or, with --use-distributed-optimizer, "
-            "--distributed-optimizer-no-replica and checkpoints to return to",
+            "Choose sizes with which it is 2 or more. To train without copies, give "
+            "--use-distributed-optimizer and --distributed-optimizer-no-replica: lost state then "
+            "comes back from the newest checkpoint",
         ),
         (
             (HA,),
             {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": None},
-            "with 4 ranks, the experts' data-parallel size is 1, so no expert has a copy. Expected "
-            "is a size of 2 or more, for example with a smaller --expert-model-parallel-size; or "
-            "--distributed-optimizer-no-replica and checkpoints to return to",
+            "with 4 ranks, the experts' data-parallel size is 1, so no expert has a copy. Choose "
+            "sizes with which it is 2 or more, for example a smaller --expert-model-parallel-size. "
+            "To train without copies, give --distributed-optimizer-no-replica: lost state then "
+            "comes back from the newest checkpoint",
         ),
         (
             (HA, "--optimizer-replica-num", "3"),
