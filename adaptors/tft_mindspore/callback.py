@@ -514,8 +514,8 @@ def _check_enabled(asked: environment.Environment) -> None:
         )
     if asked.features.get("TRE") == "2":
         raise UsageError(
-            f"{environment.ENABLE} has TRE:2, for which MindSpore restores a copy of the state "
-            "itself, on one rank and not on another: use TRE:1, with which all ranks compute the "
+            f"{environment.ENABLE} has TRE:2, with which MindSpore itself restores a copy of the "
+            "state, on some ranks and not on others: use TRE:1, with which all ranks compute the "
             "step again"
         )
 

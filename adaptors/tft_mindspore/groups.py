@@ -36,7 +36,8 @@ Array = NDArray[Any]  # Any: the elements may have any type
 
 _HEADER = struct.Struct("<4sIQ")
 """The header of each message: the name of the operation, the number of the message among those from
-the sender to the receiver, and the size of the content in bytes."""
+the sender to the receiver, and the size of the content in bytes. By the header a receiver notices
+that another rank has called another collective."""
 _HELLO = struct.Struct("<16sI")
 """The first message of a member that connects to another member: the token, which proves that the
 sender belongs to the group, and the rank of the sender."""

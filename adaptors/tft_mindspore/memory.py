@@ -105,7 +105,7 @@ def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> N
     carried out all these copies.
     """
     from mindspore import Tensor  # imported here, because only training processes need MindSpore
-    from mindspore.common.api import _no_grad  # private, because no public function does the same
+    from mindspore.common.api import _no_grad  # MindSpore has no public function for this
 
     with _no_grad():  # with gradients switched on, `copy_` fails after an interrupted forward pass
         for name, array in contents.items():

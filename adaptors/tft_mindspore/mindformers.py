@@ -431,8 +431,9 @@ def _check_run(document: _Section) -> None:
         if size not in (None, 1):
             raise runner.refused(
                 "sink_size",
-                "expected is 1: several steps in one go end as one, so the step of a fault is "
-                "not known, and the state to be repaired would be of another step on each rank",
+                "expected is 1: with another value MindSpore runs several steps as one unit, so "
+                "tft cannot know in which step a fault came, and after a fault the ranks could "
+                "have the states of different steps",
             )
     if document.flag("only_save_strategy"):
         raise document.refused(

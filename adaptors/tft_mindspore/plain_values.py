@@ -15,7 +15,7 @@ def _tensor(value: Any, depth: int) -> Any:  # Any: MindSpore gives mypy no type
         return Large(value.nbytes)
     try:
         found = value.asnumpy()
-    except (TypeError, RuntimeError):  # a type that numpy does not have
+    except (TypeError, RuntimeError):  # raised if numpy does not have the type of the elements
         raise NotPlain from None
     return array_form("Tensor", found)
 

@@ -51,8 +51,9 @@ class RankLocalState:
         callbacks: "KeptAttributes | None" = None,
     ) -> None:
         """
-        Keep the running statistics of `model`, the position of `data`, and the random generators
-        that `rngs` names. `callbacks` has the attributes of the callbacks of `Model.train`.
+        Prepare to capture the running statistics of `model`, the position of `data`, and the states
+        of the random generators that `rngs` names. `callbacks` saves and restores the attributes of
+        the callbacks of `Model.train`.
         """
         check_names(rngs, RNGS)
         self._data = data
@@ -175,7 +176,7 @@ class RankLocalState:
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """
         Return the names of those `parameters` that are running statistics. Each rank has other
-        values of these parameters.
+        values of these parameters, so they are not compared between ranks.
         """
         own = {id(each) for each in self._running.values()}
         return [name for name, each in parameters.items() if id(each) in own]

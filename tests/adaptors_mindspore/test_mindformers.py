@@ -136,15 +136,15 @@ def test_the_documented_examples_give_the_documented_replicas(
         ),
         (
             {"sink_size": "sink_size: 2"},
-            "runner_config.sink_size is 2; expected is 1: several steps in one go end as one, so "
-            "the step of a fault is not known, and the state to be repaired would be of another "
-            "step on each rank",
+            "runner_config.sink_size is 2; expected is 1: with another value MindSpore runs "
+            "several steps as one unit, so tft cannot know in which step a fault came, and after a "
+            "fault the ranks could have the states of different steps",
         ),
         (
             {"sink_size": "sink_size: -1"},
-            "runner_config.sink_size is -1; expected is 1: several steps in one go end as one, "
-            "so the step of a fault is not known, and the state to be repaired would be of "
-            "another step on each rank",
+            "runner_config.sink_size is -1; expected is 1: with another value MindSpore runs "
+            "several steps as one unit, so tft cannot know in which step a fault came, and after a "
+            "fault the ranks could have the states of different steps",
         ),
         (
             {"only_save_strategy": "only_save_strategy: True"},
