@@ -76,7 +76,7 @@ class Ledger:
 
     def miss(self, name: str, spec: str, why: str) -> None:
         """
-        Write the file `chaos/missed/NAME.json`: the spec does not fit the job, for the reason `why`.
+        Record in the file `chaos/missed/NAME.json` that the spec does not fit the job, and `why`.
         """
         place = self.directory / "missed"
         place.mkdir(parents=True, exist_ok=True)

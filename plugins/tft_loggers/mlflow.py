@@ -26,7 +26,7 @@ class Mlflow:
     again if one of the requests fails.
     """
 
-    # Any: MLflow is imported late
+    # Any: `client` is an object of MLflow, which this module imports only in `open_logger`
     def __init__(self, client: Any, run_id: str, directory: Path) -> None:
         self._client = client
         self._run_id = run_id

@@ -27,9 +27,10 @@ class History:
     """
     The last values of one number, such as the loss, each with its step.
 
-    All ranks must judge a value alike, even if one rank had seen more steps than the others and was
-    rolled back. A rollback removes the newest values. So twice as many values are stored as are
-    used, and after a rollback this rank still has enough older values.
+    Ranks with the same values, such as the norm of the gradients, must judge the next value alike.
+    One of them may have seen more steps than the others before it was rolled back. A rollback
+    removes the newest values. So twice as many values are stored as are used, and after a rollback
+    this rank still has enough older values.
     """
 
     def __init__(self) -> None:

@@ -77,6 +77,7 @@ def _percent() -> float:
 
 @cache
 def _judge() -> Judge | None:
-    # cached, because each process of a controller needs exactly one judge
+    # cached, because all heartbeats must reach the same judge, which stores the times of earlier
+    # steps
     percent = _percent()
     return Judge(percent / 100) if percent > 0 else None
