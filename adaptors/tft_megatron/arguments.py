@@ -333,8 +333,8 @@ def _refuse_single_ranks(args: Namespace) -> None:
         raise UsageError(
             f"with {_world(args)} ranks, data-parallel times context-parallel size is {dense}, so "
             "no state has a copy. Choose sizes with which it is 2 or more. To train without "
-            f"copies, give {_flag('use_distributed_optimizer')} and {_flag(_NO_REPLICA)}: lost state then "
-            "comes back from the newest checkpoint"
+            f"copies, give {_flag('use_distributed_optimizer')} and {_flag(_NO_REPLICA)}: lost "
+            "state then comes back from the newest checkpoint"
         )
     experts = _experts(args)
     if experts == 1:

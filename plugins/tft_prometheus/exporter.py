@@ -89,7 +89,7 @@ class Exporter:
 
     def health(self) -> Health:
         """
-        Return whether the job is healthy.
+        Return whether the job is healthy, and why.
         """
         with self._lock:
             return self._metrics.health(time.monotonic())

@@ -70,8 +70,9 @@ class _Node:
     """The time at which the heartbeat that reported the progress in `moved` arrived, on the clock
     of the controller."""
     progress: float = -math.inf
-    """The time in `moved`, converted to the clock of the controller. It is in the future if a rank
-    has announced a phase without progress, such as a checkpoint."""
+    """The time of the last progress, on the clock of the controller. Normally this is the time in
+    `seen`. It is a time in the future if a rank has announced a phase without progress, such as a
+    checkpoint."""
     lead: float | None = None
     """How many seconds the clock of the node is ahead of the clock of the controller. The estimate
     comes from the heartbeat that was delivered fastest. None while there is no estimate."""
