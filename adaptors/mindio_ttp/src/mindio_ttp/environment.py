@@ -67,8 +67,8 @@ class Variables:
     """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: a warning is logged if a certificate expires within this
     number of days (7 to 180, default 30)."""
     enters_again: bool = True
-    """MS_ENABLE_TFT: True unless MindSpore's training loop cannot be entered again after a fault.
-    That is the case if the variable switches on TTP or TSP, but none of the features UCE, HCCE and
+    """MS_ENABLE_TFT: False if MindSpore cannot enter its training loop again after a fault. The
+    value is False if the variable switches on TTP or TSP, but none of the features UCE, HCCE and
     ARF. MindSpore then reports every error that leaves its loop as unknown, and ends."""
     ignored: tuple[str, ...] = ()
     """For each environment variable whose value was ignored because it is out of its range, a

@@ -131,8 +131,8 @@ class Program:
     value is "out" if the new group has all ranks, and some of them came back. Otherwise it is
     empty."""
     _began_at: int = 0
-    """The last complete step of this rank at the time when the present group of ranks was
-    formed."""
+    """The last complete step of this rank at the time when the present group of ranks was formed.
+    If it is another step at the rollback, this rank was set to another step."""
     _with_fewer: bool = False
     """True if the program's function `zit_downgrade_rebuild`, which continues with fewer ranks, was
     called, and not all ranks have come back since."""

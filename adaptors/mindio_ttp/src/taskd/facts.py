@@ -56,7 +56,7 @@ class Facts:
     this name."""
     adaptor: str
     orchestrated: bool
-    """True if MindSpore takes the part of an orchestrator, which takes part in the decisions of the
+    """True if MindSpore acts as an orchestrator, which takes part in the decisions of the
     controller. MindSpore then connects to the controller from the process of rank 0."""
     command: tuple[str, ...]
     """The training script and its arguments."""

@@ -28,7 +28,8 @@ class Processes:
         self._logs: dict[int, Path] = {}
         """Maps a local rank to the log file to which its newest process writes its output."""
         self._starts: dict[int, int] = {}
-        """Maps a local rank to the number of processes that were started for it."""
+        """Maps a local rank to the number of processes that were started for it. The number is used
+        in the new name of the log file of an earlier process."""
 
     def start(self, local_rank: int) -> int:
         """
