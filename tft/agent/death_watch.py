@@ -19,9 +19,10 @@ log = structlog.get_logger(__name__)
 _LOOK = 0.05
 """The time in seconds between two checks whether the rank already holds the mutex."""
 _EXITING = 0x4
-"""The flag of a thread that is ending (PF_EXITING)."""
+"""The bit in the flags of /proc/PID/stat that is set while a process is ending (PF_EXITING)."""
 _FLAGS, _EXIT_CODE = 6, 49
-"""The places of the flags and of the exit status in /proc/PID/stat, counted after the name."""
+"""The positions of the flags and of the exit status among the fields of /proc/PID/stat that follow
+the name of the process, counted from 0."""
 
 
 class DeathWatch:
@@ -31,10 +32,11 @@ class DeathWatch:
 
     def __init__(self, page: Page, pid: int, ending: Callable[[int], None]) -> None:
         """
-        Call `ending` with the exit code (of the form that `Child.code` has) on a thread of its own,
-        as soon as the training thread of the process `pid` has ended together with the process.
+        Call `ending` as soon as the training thread of the process `pid` has ended and the process
+        itself is ending. The argument is the exit code in the form of `Child.code`. The call is
+        made on a separate thread.
 
-        Nothing is called if the process never joins the job, or if the system has no more threads.
+        `ending` is not called if the process never joins the job, or if no thread can be started.
         """
         self._page = page
         self._pid = pid
@@ -63,16 +65,17 @@ class DeathWatch:
 def ending_code(pid: int) -> int | None:
     """
     Return the exit code of a process that is ending: its exit status, or the negative number of the
-    signal that ends it. Return None if it is not ending, or is not there any more, or if its exit
-    status is 0: this is also what the kernel says to those who may not know the status.
+    signal that ends it. Return None if the process is not ending, or does not exist any more.
+    Return None also if its exit status is 0, because the kernel shows 0 as well to a reader that
+    may not see the status.
     """
     try:
         told = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # the name of the process may have blanks and parentheses
+    # the name of the process may have blanks and parentheses: read only what follows the last one
     fields = told.rpartition(")")[2].split()
     if not int(fields[_FLAGS]) & _EXITING:
         return None
-    code = os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]) & ~0x80)  # without "core dumped"
+    code = os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]) & ~0x80)  # drop the core-dump bit
     return code or None

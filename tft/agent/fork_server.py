@@ -33,9 +33,9 @@ _ATTEMPTS = 3
 agent starts no further fork server. The machine probably has too little memory for a fork server,
 or the system's limit for the number of processes is reached."""
 _LOADING_LIMIT = 60.0
-"""The time in seconds after which a fork server that is still importing modules is killed. The time
-is ten times what the imports take on a busy machine. Without a fork server, each rank makes the
-same imports itself, which is then faster than to wait longer."""
+"""The time in seconds after which a fork server that is still importing modules is killed. The
+limit is ten times what the imports take on a busy machine. After so long a time it is faster to let
+each rank make the imports itself, without a fork server."""
 _FORKING_LIMIT = 2.0
 """The time in seconds in which a requested forked process must arrive. Otherwise the agent kills
 the fork server, and starts a process that does all imports itself. A fork normally takes
@@ -204,9 +204,10 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # The fork server writes to a pipe, because ranks write to pipes too. A forked rank
-            # keeps the Python object `sys.stdout` of the fork server, and replaces only the file
-            # descriptor below that object.
+            # Let the fork server write to a pipe, and not to its log, because ranks write to pipes.
+            # A forked rank inherits the Python object `sys.stdout` of the fork server, and replaces
+            # only the file descriptor below that object. So the object must have been made for a
+            # pipe.
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",

@@ -1,11 +1,12 @@
 """
-The exchange of rank-local state between the agents of a job. Each node keeps copies of the
-rank-local state of another node, so that this state survives when that node is lost.
+The exchange of rank-local state between the agents of a job. Rank-local state is state that no
+other rank has, such as random generators and the data position. Each node keeps copies of the
+rank-local state of another node's ranks, so that this state survives when that other node is lost.
 
 A capture is a copy of a rank's rank-local state that the rank has written to its page (shared
 memory between rank and agent). The rank then wakes its agent through a pipe. The agent reads the
-page, and sends new captures to the node that keeps them. The controller's `Lead` message names that
-node in its field `kept_by`.
+page, and sends new captures to the node that keeps them. The controller chooses that node, and
+names it in the field `kept_by` of its `Lead` messages.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ class LocalStateExchange:
 
     def repeat(self) -> None:
         """
-        Send all captures again that the keeping node has not confirmed yet.
+        Send again all captures that the keeping node has not confirmed yet.
         """
         for rank, version, page in self._captured():
             if not self._sending.is_kept(rank, version):
@@ -80,8 +81,8 @@ class LocalStateExchange:
         """
         Follow a `Lead` message of the controller. The field `kept_by` of the message names, for
         each node, the node that keeps its captures. If a new node keeps the captures of this node,
-        send all of them to that new node. Delete the captures that this node has kept for nodes
-        whose captures are now kept elsewhere.
+        send all captures of this node to that new node. Delete the captures that this node has kept
+        for nodes whose captures are now kept elsewhere.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):
@@ -92,8 +93,8 @@ class LocalStateExchange:
     def hear(self, message: AgentMessage) -> None:
         """
         Handle a message of another agent. A `LocalStates` message brings captures that this node
-        shall keep. It is answered with a `LocalStatesKept` message. A `LocalStatesKept` message of
-        another agent confirms that it keeps captures that this node has sent.
+        shall keep; this node answers with a `LocalStatesKept` message. A `LocalStatesKept` message
+        confirms that the other agent keeps captures that this node has sent.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)
@@ -113,8 +114,8 @@ class LocalStateExchange:
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
         Return the reports that answer `order`, one for each rank of the lost node. A report
-        contains the rank-local state that this node has kept for the rank. `at` is the time of the
-        reports in seconds.
+        contains the rank-local state that this node has kept for the rank. `at` is the present time
+        in seconds, which the reports state as their time.
         """
         return self._keeping.recalled(order, at)
 

@@ -83,8 +83,8 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                # nobody can read the agent's stdout any more: write no more lines to it. The logs
-                # are still written.
+                # nobody can read the agent's stdout any more: write no more lines to it, only to
+                # the logs
                 except OSError as error:
                     log.warning("console_lost", why=error.strerror)
                     readable = False

@@ -43,20 +43,21 @@ On an idle machine, a process needs only milliseconds for this, even with a hund
 _Ready = WarmProcess | ForkedProcess
 """A process that was started in advance and waits until the agent gives it a rank."""
 _HOW = {WarmProcess: "warm", ForkedProcess: "forked"}
-"""For the log: how a process was started that was ready before it got its rank."""
+"""For the log: the word for each kind of process that was started in advance."""
 _ELSEWHERE = "by another program"
-"""For the log: the process of a rank was started by the operator's start program."""
+"""For the log: how a process was started that another program (`StartedElsewhere`) has started."""
 
 PARTS = 7
-"""The number of extra beats with digests, about, in one cycle through all slices of a shard. A rank
-posts the digest of one slice in each step. If steps are short, a beat for each digest would take a
-notable part of each step on a busy node."""
+"""About how many extra beats with digests the agent sends in one cycle through all slices of a
+shard. A rank posts the digest of one slice in each step. There is no beat for each digest, because
+with short steps such beats would take a notable part of each step on a busy node."""
 MANY = 24
 """The number of new digests of one rank after which an extra beat is sent. The page of a rank keeps
 only the newest digests, so older digests must be sent in time."""
 REPEATED = 3
-"""For the last `REPEATED` beats, the agent remembers how many digests were on the page of a rank.
-So it sends each digest in `REPEATED` - 1 beats, and one of these beats may be lost."""
+"""For how many of the last beats the agent remembers the number of digests on the page of a rank.
+With these numbers it sends each digest in `REPEATED` - 1 beats, so that no digest is lost with one
+beat."""
 
 
 @dataclass(slots=True)
@@ -318,8 +319,8 @@ class Ranks:
 
     def pages(self) -> list[tuple[int, int, Page]]:
         """
-        Return a tuple for each rank that this node has or had: the rank, the rank's newest
-        incarnation on this node, and the rank's page.
+        Return a tuple for each rank that this node has or had: the number of the rank, its newest
+        incarnation on this node, and its page.
         """
         return [(s.rank, s.incarnation, s.page) for s in self._rank_states.values()]
 
@@ -483,8 +484,8 @@ class Ranks:
         ready: _Ready | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still says that the rank trains, because the previous process has written this;
-        # the new process does not train yet
+        # the page may still say that the rank trains, because the previous process has written
+        # this: correct the page, because the new process does not train yet
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -606,9 +607,9 @@ class Ranks:
 
     def _watch_death(self, rank_state: _RankState) -> None:
         """
-        Report the end of the process of a rank as soon as its training thread has ended, unless the
-        controller has ordered this end. The kernel may need some time more to free the memory of
-        the process. Another process of the rank is started after that.
+        Watch the process of a rank, and report its end as soon as its training thread has ended,
+        unless the controller has ordered the end. The kernel may need more time to free the memory
+        of the process. The next process of the rank is started only when the memory is freed.
         """
         process = rank_state.process
         loop = asyncio.get_running_loop()
@@ -684,7 +685,8 @@ class Ranks:
 
 def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
     """
-    Start a process of a rank without the fork server. The process then imports all modules itself.
+    Start a process of a rank without the fork server, so that the process imports all modules
+    itself.
 
     Raises OSError when the process cannot be started.
     """

@@ -88,9 +88,9 @@ class Elsewhere:
         self._asked = 0
         self._processes: dict[int, Distant] = {}
         self._unsent: deque[tuple[Ask, int | None]] = deque()
-        """The requests that wait to be sent, in order, because the socket has no room. Each request
-        to start a process has the descriptor of a file that contains the environment of that
-        process. Other requests have None."""
+        """The requests that wait until the socket has room, in order. Beside each request to start
+        a process is the descriptor of a file that contains the environment of that process. Beside
+        all other requests is None."""
 
     def open(self) -> None:
         """

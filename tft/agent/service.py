@@ -64,17 +64,18 @@ SETTLING = 1.0
 acknowledged the last reports of the agent."""
 CLEANING = 2.0
 """The time in seconds that the agent waits, at most, until killed processes have ended. Processes
-that are still left then are left to the reaper, which outlives the agent."""
+that still exist after this time are killed by the reaper, which outlives the agent."""
 
 
 def main(settings: AgentSettings) -> int:
     """
     Run the agent of a node until the job ends on the node, and return the exit status. The status
     is 0 if the controller has ordered the end (`EndNode`), and 128 + the signal number after
-    SIGTERM or SIGINT. All processes that the agent has started are ended before.
+    SIGTERM or SIGINT. Before the function returns, it ends all processes that the agent has
+    started.
 
     Raises `UsageError` when the job cannot run on this node with its settings. Raises `PeerError`
-    when another program starts the ranks and that program has gone.
+    when another program starts the ranks and that program has ended.
     """
     raise_open_files(f"the agent of node {settings.node}")
     return asyncio.run(_serve(settings))
@@ -84,7 +85,8 @@ async def _serve(settings: AgentSettings) -> int:
     for name in ("logs", "pids"):
         (settings.job.run_dir / name).mkdir(parents=True, exist_ok=True)
     note_pid(settings.job.run_dir, f"agent-{settings.node}", os.getpid())
-    # another agent of this node numbers its reports from 1 too, so it must have another name
+    # every agent numbers its reports from 1. A second agent of this node must have another name, so
+    # that the controller does not take its first reports for repeated ones.
     sender = f"node.{settings.node}/{secrets.token_hex(4)}"
     async with open_bus(
         settings.job.broker, job=settings.job.job, sender=sender,
@@ -105,8 +107,9 @@ class Agent:
         self._clock = SystemClock()
         self._epoch = 0
         self._run = ""
-        """The run of the first controller that was heard. Empty: none was heard, or the controller
-        was started by hand."""
+        """The id of the run that the first controller named in its `Lead` message. This agent ends
+        when a controller of another run leads the job. Empty: no `Lead` has come, or none named a
+        run."""
         self._outbox = Outbox()
         self._settled = asyncio.Event()
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
@@ -249,8 +252,9 @@ class Agent:
 
     def _join_again(self) -> None:
         """
-        Join the job again, because this node counts as lost: it was cut off or stopped for too
-        long. Wait until its ranks have ended, because the job has gone on without them.
+        Join the job again, because the controller counts this node as lost: it was cut off or
+        stopped for too long. The job has gone on without the ranks of this node. While one of them
+        still has a process, do nothing: a later `Lead` message calls this method again.
         """
         joins = any(isinstance(report, NodeJoined) for _, report in self._outbox.pending())
         if joins or not self._ranks.empty or self._leave.done():
@@ -261,8 +265,8 @@ class Agent:
     def _recall(self, order: Recall) -> None:
         """
         Answer an order for the rank-local state that this node keeps for the ranks of a lost node:
-        send one report for each rank. Leave out a rank if an earlier report about it is not
-        acknowledged yet, because that report is sent again anyway.
+        send one report for each rank. Leave out a rank if an earlier report about this rank is not
+        acknowledged yet, because that earlier report is sent again anyway.
         """
         waiting = {
             (report.lost, report.rank)
@@ -295,8 +299,8 @@ class Agent:
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
         if isinstance(report, Exited):
-            # send the last digests of the ended process first: the controller needs them before it
-            # handles the loss of the rank
+            # first send the digests that the ended process has posted last: the controller needs
+            # them before it handles the loss of the rank
             self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()

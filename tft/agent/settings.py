@@ -156,14 +156,16 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables (as torchrun sets them) whose values a warm process knows only when it has
 a rank."""
 NO_RANK = "no-rank-yet"
-"""The value of the variables in `_OF_A_RANK` until a warm process has a rank."""
+"""The value of the variables in `_OF_A_RANK` until a warm process has a rank. It is no number, so a
+script that reads a variable too early fails."""
 
 
 def warm_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     """
     Return the environment for a warm process, which has no rank yet. Of the variables that torchrun
-    gives to a script, it has those that are the same for all ranks of the node. The others are
-    no numbers: a script that reads one of them too early fails, and does not train as another rank.
+    gives to a script, it has those that are the same for all ranks of the node. The other variables
+    have a value that is no number, so that a script that reads one of them too early fails, and
+    does not train with a wrong rank.
     """
     place = settings.place(0)
     return {

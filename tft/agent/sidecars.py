@@ -100,8 +100,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """True if a store must be started, but its start still waits for a forked process. It does
-        not wait if no fork server is starting or running."""
+        """True if a store must be started, and its start waits until the fork server delivers a
+        forked process. Without a fork server, the store is started at once."""
         self._opened = opened
         self._lost = lost
         self._failed = failed
@@ -124,8 +124,8 @@ class StoreSidecar:
 
     def start_due(self) -> None:
         """
-        Start the store if its start is due and need not wait. It waits for a forked process as long
-        as a fork server is starting or running.
+        Start the store if its start is due. While a fork server is starting or running, the start
+        waits until a forked process has arrived.
         """
         if not self._due or self._dismissed:
             return
@@ -199,7 +199,7 @@ class StoreSidecar:
             self._pulse = None
 
     def _ended(self, child: Child) -> None:
-        self._close()  # stop waiting for the port number of this store: it cannot come any more
+        self._close()  # stop waiting for the port number of this store
         if self._dismissed:
             return
         log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)

@@ -24,9 +24,10 @@ log = structlog.get_logger(__name__)
 
 _PAUSE = 1.0
 """The time in seconds between the end of a warm process that got no rank and the start of the next
-one. The time doubles with each further such process."""
+warm process. The time doubles with each further warm process that ends without a rank."""
 _LONGEST_PAUSE = 600.0
-"""The maximum of the pause in seconds, which begins with `_PAUSE` and doubles."""
+"""The longest pause in seconds: the pause begins with `_PAUSE` and doubles until it has this
+length."""
 _SCRIPT_LIMIT = 600.0
 """The time in seconds after which a warm process that does not wait for a rank yet is killed. Its
 script probably waits for something that only a rank can get."""
@@ -59,8 +60,8 @@ class WarmProcess:
 
     def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
-        Send the task `task`, which is a rank, to this warm process, and call `ended` when the
-        process has ended. Return the process, or None if it has already ended.
+        Give this warm process its rank, which `task` describes. From now on `ended` is called when
+        the process has ended. Return the process, or None if it has already ended.
         """
         with self.channel:
             try:
@@ -100,8 +101,9 @@ class WarmRanks:
 
     def want(self) -> None:
         """
-        Start a warm process if one is missing. Only one at a time runs the script, so that the
-        ranks of this node are disturbed as little as possible. Call this while the ranks train.
+        Start a warm process if one is missing, and if no other warm process still runs the script
+        up to the first use of the session. So the ranks of this node are disturbed as little as
+        possible. Call this method while the ranks train.
         """
         self._drop_stopped()
         if (
