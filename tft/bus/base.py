@@ -221,8 +221,8 @@ class Participant:
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # every process that connects has a presence topic of its own: if ended topics were not
-            # removed, the dict `_listened` would grow without limit
+            # remove the topic: every process that connects has a presence topic of its own, so the
+            # dict `_listened` would otherwise grow without limit
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))
@@ -231,8 +231,8 @@ class Participant:
         """
         Return the name of the participant of this job whose presence topic is `topic`.
 
-        Returns None if `topic` is no presence topic, or is that of this participant, or of one of
-        another job on the same broker.
+        Returns None if `topic` is no presence topic, if it is this participant's own presence
+        topic, or if it belongs to another job on the same broker.
         """
         if not topic.startswith(self._presence):
             return None

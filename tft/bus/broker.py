@@ -44,9 +44,9 @@ def main(
     Run the broker at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT arrives.
 
     Call this function on the main thread. With `port` 0, the broker picks a free pair of ports.
-    The function `opened` is called with the number of the first port when both ports accept
-    connections. `curve` is a directory with keys. With `curve`, the broker accepts only
-    participants that have these keys, and all bytes are encrypted.
+    When both ports accept connections, `opened` is called with the number of the first port.
+    `curve` is a directory with keys. With `curve`, the broker accepts only participants that have
+    these keys, and all bytes are encrypted.
 
     Raises `AddressTaken` when a port is in use. Raises `UsageError` when `host` is not an address
     of this machine. Without `insecure` and `curve`, also raises `UsageError` when `host` is not a

@@ -1,6 +1,6 @@
 """
-The settings of all ZeroMQ sockets of the bus, in participants and in the broker. The broker imports
-this file and no messages, so it starts in half the time.
+The settings of all ZeroMQ sockets of the bus, in participants and in the broker. This file imports
+no messages, so the broker, which imports this file, starts in half the time.
 """
 
 import zmq
@@ -20,8 +20,8 @@ blocked. A stopped process, a dead machine and a broken network do not answer.
 
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 200
-"""The longest time in milliseconds between two tries to connect. So a participant finds a restarted
-broker soon, and tries only five times a second while there is no broker."""
+"""The longest time in milliseconds between two tries to connect. With this limit a participant
+finds a restarted broker soon, but tries only five times a second while there is no broker."""
 
 CONNECT_TIMEOUT_MS = 1000
 """The time in milliseconds after which a try to connect is given up and repeated. Without this

@@ -29,7 +29,7 @@ from tft.protocol.topics import presence
 
 REFUSED_RETRY = 1.0
 """The time in seconds after which a process tries again to connect, when a broker has refused the
-process. Meanwhile, the broker of this job may have been started at the same address. ZeroMQ itself
+process. By then, the broker of this job may have been started at the same address. ZeroMQ itself
 does not try again after a refusal."""
 
 CUT_OFF = 3
@@ -44,10 +44,10 @@ _HANDSHAKES = (
 )
 
 MANY, PERIOD, SAMPLE = 500, 0.5, 0.2
-"""If more than `MANY` messages arrive on a sampled topic in `PERIOD` seconds, the subscription exists
-only in `SAMPLE` seconds of about each such period. Agents send a heartbeat in 0.1 s, so each is
-heard in each period. To decode all heartbeats of 1,000 nodes would take a processor of its own, and
-the messages would wait in memory without limit."""
+"""If more than `MANY` messages arrive on a sampled topic in `PERIOD` seconds, the participant
+subscribes to it for only `SAMPLE` seconds in each further period. Each agent sends a heartbeat
+every 0.1 s, so each agent is still heard in each period. To decode all heartbeats of 1,000 nodes
+would keep one processor busy, and messages would pile up in memory without limit."""
 
 _LOOK = 0.01  # seconds between two checks for the first message of a period
 
@@ -331,7 +331,8 @@ class _Sampling:
 
     def _begin(self) -> None:
         """
-        Begin a period: listen, and decide from the period before whether to stop listening soon.
+        Begin a period: subscribe to the topic. If very many messages arrived in the period before,
+        end the subscription `SAMPLE` seconds after the first message of this period.
         """
         now, arrived = self._loop.time(), self._link.counts[self._topic]
         listened = SAMPLE if self._paused else now - self._begun
@@ -347,8 +348,9 @@ class _Sampling:
 
     def _await_first(self) -> None:
         """
-        Let the time in which to listen begin with the first message: on a busy machine it takes a
-        while until all senders know of the subscription.
+        Wait for the first message of this period, and end the subscription `SAMPLE` seconds later.
+        The time does not count from the subscription itself, because on a busy machine the senders
+        learn late of the subscription.
         """
         arrived = self._link.counts[self._topic] > self._heard
         if arrived or self._loop.time() - self._begun > PERIOD:
@@ -359,7 +361,7 @@ class _Sampling:
     def _pause(self) -> None:
         self._ear.unsubscribe(self._topic)
         self._paused = True
-        # not always the same time: a sender that is slower than others must not be missed each time
+        # vary the pause, so that it does not hide the messages of the same sender each time
         pause = random.uniform(0.6, 1.4) * (PERIOD - SAMPLE)
         self._timer = self._loop.call_later(pause, self._begin)
 
