@@ -29,7 +29,7 @@ from tft.spi.types import Advice, FaultView, IncidentView, OfferView, RankBeat, 
 log = structlog.get_logger()
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
-"""The form of the event of a remark, and of the names of its facts."""
+"""The form of a remark's event (such as `rank_slow`), and of the names of the remark's facts."""
 _TAKEN = frozenset({"self", "event", "at", "level", "exc_info", "stack_info", "positional_args"})
 """Names that log entries already use for other things. A fact of a plugin must not have them."""
 
@@ -58,10 +58,9 @@ class Advisors:
 
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Tell the plugins that this controller leads, and give them a function that passes messages
-        on to the function `report`. A plugin may call the given function at any time. The
-        controller handles the message like a report that came over the bus. If the message is not
-        valid, the given function raises `UsageError` in the plugin.
+        Tell the plugins that this controller leads, and give them a function with which a plugin
+        can send a report to the controller at any time. The function checks the report and passes
+        it to `report`. If the report is not valid, the function raises `UsageError` in the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -69,7 +68,7 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Tell the plugins about an event that operators want to know. `event` is the name of the
+        Tell the plugins about an event that operators want to know of. `event` is the name of the
         event, and `facts` maps the name of each detail of the event to its value.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
@@ -83,14 +82,17 @@ class Advisors:
 
     def final(self, step: int | None) -> None:
         """
-        Tell the plugins that all steps up to `step` are final. None: there is nothing to tell.
+        Tell the plugins that all steps up to `step` are final: all ranks have ended them. `step` is
+        lower than the last time if the job has returned to a checkpoint. None: nothing has changed,
+        so tell nothing.
         """
         if step is not None:
             call_guarded(self._plugins, "tft_on_final_step", step=step)
 
     def resumed(self, replicas: Replicas) -> None:
         """
-        Record which ranks hold copies of the same shards from now on, because training resumes.
+        Record which ranks hold copies of the same shards from now on. Call this method when
+        training resumes.
         """
         if self._heed_beats:
             self._peers = replicas.peers()
@@ -175,15 +177,15 @@ class Advisors:
 
 async def _apart(function: Callable[[], list[object]]) -> list[object]:
     """
-    Call `function` on a daemon thread, and return its result. `asyncio.to_thread` uses threads for
-    which Python waits before the process ends.
+    Call `function` on a daemon thread, and return its result. `asyncio.to_thread` is not used,
+    because its threads are no daemon threads: Python waits for them before the process ends.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[object]] = loop.create_future()
 
     def settle(result: list[object] | None, error: BaseException | None) -> None:
         if done.done():
-            return  # nobody waits any more
+            return  # the caller was cancelled
         if error is not None:
             done.set_exception(error)
         else:
@@ -203,7 +205,7 @@ async def _apart(function: Callable[[], list[object]]) -> list[object]:
 
 
 def _is_valid(remark: Remark) -> bool:
-    # the types of the fields are not known: a plugin may have put in anything
+    # a plugin may have put a value of any type into each field
     facts: object = remark.facts
     if not isinstance(facts, Mapping) or not _TAKEN.isdisjoint(facts):
         return False

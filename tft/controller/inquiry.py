@@ -1,6 +1,7 @@
 """
-Asks the ranks where they stand when none of them makes progress, and tells operators what follows.
-The standstill is not a fault yet: if it lasts, it becomes one (`HangDetection`).
+Asks all ranks where they stand when no rank makes progress. From the answers it concludes which
+ranks the others wait for, and tells operators. A standstill is not a fault yet: if it lasts,
+`HangDetection` reports a fault.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ class Tell(Protocol):
 
 class Inquiry:
     """
-    The questions of one controller to the ranks.
+    The questions of one controller to the ranks about a standstill, and the conclusions from the
+    answers.
 
     `ask` publishes a question, and `tell` tells operators about an event.
     """
@@ -48,7 +50,8 @@ class Inquiry:
 
     def heard(self, beat: Beat, moves: Moves, at: float, epoch: int) -> None:
         """
-        Record a beat with its `moves`, and ask the ranks if no rank has made progress for long.
+        Record the heartbeat `beat` of a node, and its `moves`, the progress of the ranks since the
+        heartbeat before. If no rank has made progress for long, ask all ranks where they stand.
         """
         if self._standstill.heard(beat, moves, at):
             self._ask(Inquire(epoch=epoch, number=self._standstill.number))
@@ -75,8 +78,8 @@ class Inquiry:
 
     def _write(self, finding: Finding) -> str:
         """
-        Write the stacks of all ranks to a file in the run directory. Return its name, or an empty
-        text if it cannot be written.
+        Write the stacks of all ranks to a file in the run directory. Return the path of the file,
+        or an empty text if the file cannot be written.
         """
         number = 1 + len(list(self._logs.glob("stacks-*.txt")))
         path = self._logs / f"stacks-{number}.txt"

@@ -1,6 +1,6 @@
 """
-The sentences of the controller for people: which ones there are now, and which remarks are left out
-because there are too many. Consoles print them (`tft run`, `tft top`).
+The sentences that the controller sends to consoles (`tft run`, `tft top`), which print them for
+people. If there are too many remarks, some remarks are left out.
 """
 
 from collections import deque
@@ -12,13 +12,13 @@ from tft.sentences import counted, remark_text
 SPAN = 600.0
 """The time in seconds to which the limits `OF_ONE` and `OF_ALL` apply."""
 OF_ONE = 4
-"""The maximum number of remarks about one rank within `SPAN`. So a rank may become slow and fast
-again twice."""
+"""The maximum number of remarks about one rank within `SPAN`. Four are enough to say twice that the
+rank has become slow and fast again."""
 OF_ALL = 20
 """The maximum number of remarks about all ranks within `SPAN`."""
 KEPT = 16
-"""The number of last sentences that each message contains. So a console that has missed a message,
-or has just started, gets them too."""
+"""How many of the newest sentences each message contains, so that a console that has missed a
+message, or has just started, gets earlier sentences too."""
 
 
 class Notices:
@@ -37,13 +37,14 @@ class Notices:
 
     def incident(self, text: str, number: int) -> None:
         """
-        Tell that an incident is over. Incidents are never left out.
+        Add `text`, the sentence about an incident that is over. Such sentences are never left out.
         """
         self._add(text, number)
 
     def remark(self, event: str, facts: Mapping[str, object], at: float) -> bool:
         """
-        Tell a remark about the job. Return False if it is left out, because there were too many.
+        Add the sentence about a remark. Return False if the sentence is left out, because there
+        were too many remarks.
         """
         about = facts.get("rank", event)
         while self._shown and at - self._shown[0][0] > SPAN:

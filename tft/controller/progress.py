@@ -1,7 +1,8 @@
 """
-The progress of a run over time: the file `progress.jsonl` in the run directory. `tft report` makes
-from it how the time of the run was spent. The story has all events but not the steps, because the
-steps are only in heartbeats, which are too many for the story.
+The progress of a run over time, in the file `progress.jsonl` of the run directory. From this file
+`tft report` computes how the time of the run was spent. The story (the record of all events) does
+not contain the completed steps. The controller learns of steps from heartbeats, which are too many
+for the story.
 
 The file has three kinds of rows. `docs/reference/report.md` describes their keys:
 
@@ -26,11 +27,11 @@ EVERY = 1.0
 """The least time in seconds between two rows about steps."""
 LOOK = 0.1
 """The least time in seconds between two checks for a new step. A check takes longer the more nodes
-the job has, so it is not made for every heartbeat. The time in a row is that of the check that
-found its step."""
+the job has, so it is not made for every heartbeat. The time in a row about a step is the time of
+the check that found the step."""
 TRAINING = frozenset({State.HEALTHY, State.PAUSING})
-"""The states of the job in which the steps are recorded. In all other states the ranks do not train,
-or are between two positions."""
+"""The states of the job in which the steps are recorded. In all other states the ranks do not
+train, or are about to return to another step."""
 
 Row = dict[str, object]
 
@@ -48,9 +49,9 @@ def last_incident(path: Path) -> int:
     highest = 0
     with suppress(OSError), path.open("rb") as file:
         for row in file:
-            if b'"state"' not in row:  # the rows about steps are far more, and have no incidents
+            if b'"state"' not in row:  # skip rows about steps without parsing them
                 continue
-            with suppress(ValueError, KeyError, TypeError):  # a row that was not finished
+            with suppress(ValueError, KeyError, TypeError):  # an incomplete row
                 highest = max(highest, int(json.loads(row)["incident"]))
     return highest
 
@@ -63,11 +64,12 @@ class ProgressRows:
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
-        # for each node with ranks that train: the lowest step that all of these ranks have
-        # completed, and how many they are
+        # for each node with ranks that train: the highest step that all of these ranks have
+        # completed, and the number of these ranks
         self._nodes: dict[int, tuple[int, int]] = {}
         self._heard = self._next = self._written = 0.0
-        # the lowest step, how many ranks train, and when this was first seen
+        # the lowest step of all nodes, how many ranks train, and when these two numbers were first
+        # seen
         self._seen: tuple[int, int, float] | None = None
         self._told: tuple[int, int, float] | None = None
         self._stand: tuple[State, int] | None = None
@@ -90,14 +92,15 @@ class ProgressRows:
 
     def beat(self, beat: Beat, at: float) -> Row | None:
         """
-        Note the heartbeat of a node that arrived at the time `at`. Return a row with the lowest
-        step that all ranks have completed which train, or None if no row is due.
+        Note the heartbeat of a node that arrived at the time `at`. Return a row with the highest
+        step that all training ranks have completed, or None if no row is due.
         """
         steps = [pulse.position.step for pulse in beat.pulses if pulse.training]
         if not steps:
             self._nodes.pop(beat.node, None)
             return None
-        # when a node is heard for the second time, all others have had the time to be heard once
+        # when a node is heard for the second time, every other node has had the time to send a
+        # heartbeat: only then the lowest step of all nodes is known
         complete = beat.node in self._nodes
         self._nodes[beat.node] = min(steps), len(steps)
         self._heard = at
@@ -112,8 +115,9 @@ class ProgressRows:
         Note the state of the job since the time `at`. `incident` is the number of the open
         incident, or 0 if none is open. `result` is how the job ends, or "" if it does not end.
 
-        Return the rows that are due: none if nothing has changed. Before a row about a state in
-        which the ranks do not train comes one about the last step that was heard.
+        Return the rows to write; none if the state has not changed. If the ranks train no longer,
+        the first row is about the last step that heartbeats have reported, and the second row about
+        the new state.
         """
         if (state, incident) == self._stand:
             return []
@@ -123,7 +127,8 @@ class ProgressRows:
             last = self._row(at)
         self._stand = state, incident
         if state is not State.PAUSING:
-            # a node may be lost, or go back to an earlier step: forget what it said before
+            # forget the steps that nodes have reported: nodes may be lost now, or return to an
+            # earlier step
             self._nodes, self._seen, self._told = {}, None, None
             self._next = self._written = 0.0
         row: Row = {"at": at, "state": str(state), "incident": incident}
@@ -145,8 +150,8 @@ class ProgressRows:
 
     def _row(self, at: float) -> Row | None:
         """
-        Return a row with what was seen, and the time at which it was first seen. Return None if the
-        last row has the same.
+        Return a row with the step and the number of training ranks that `_look` has found last, and
+        the time at which it found them first. Return None if the last row has the same values.
         """
         if self._seen is None or self._seen == self._told:
             return None
@@ -217,7 +222,8 @@ class ProgressFile:
 
     def _open(self) -> int:
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # an earlier controller may have died while it wrote a row
+        # an earlier controller may have died while it wrote a row: then the next row begins on a
+        # new line
         size = os.fstat(file).st_size
         self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
         return file

@@ -16,8 +16,8 @@ log = structlog.get_logger()
 REMARKS = "remarks.jsonl"
 """The name of the file with the remarks in the run directory."""
 KEPT = 1000
-"""The number of newest remarks that are in the report. Without a limit, a rank that becomes slow
-and fast again for days would fill the report."""
+"""How many remarks the report contains: the newest. Without a limit, a rank that becomes slow and
+fast again for days would fill the report."""
 WRITTEN = 10 * KEPT
 """The maximum number of remarks that one controller writes to the file."""
 
@@ -40,7 +40,8 @@ class Remarks:
     def add(self, remark: Remark, at: float) -> None:
         """
         Keep a remark that was made at the time `at` (CLOCK_MONOTONIC, seconds). If it cannot be
-        written, this is logged once, and a restarted controller will not know it.
+        written to the file, the failure is logged once, and a restarted controller will not know
+        the remark.
         """
         row = {"event": remark.event, "at": at, "facts": dict(remark.facts)}
         self.rows.append(row)

@@ -36,9 +36,8 @@ log = structlog.get_logger()
 
 class ReportFile:
     """
-    Writes the report of a job. For each fault, plugins are asked through the hook
-    `tft_fault_moment` when the fault really happened. Plugins that cause faults on purpose, for
-    tests, know this time.
+    Writes the report of a job. For each fault, the hook `tft_fault_moment` asks plugins when the
+    fault really happened. Plugins that cause faults on purpose, for tests, know this time.
     """
 
     def __init__(self, settings: JobSettings, plugins: pluggy.PluginManager) -> None:
@@ -73,8 +72,8 @@ class ReportFile:
 
     def entry(self, incident: Incident) -> tuple[dict[str, object], float]:
         """
-        Return the entry of a closed incident, as it will be in the report, and the time from which
-        the times in the entry count (in seconds since 1970).
+        Return the entry of a closed incident, as it will be in the report, and the time at which
+        the incident began (in seconds since 1970). The times in the entry count from then.
         """
         began = incident_began(incident, self._moment)
         unix = unix_time() - (SystemClock().now() - began)
@@ -83,15 +82,16 @@ class ReportFile:
     def remark(self, remark: Remark, at: float) -> bool:
         """
         Keep a remark of a plugin for the report, and tell it to consoles. `at` is the present time
-        (CLOCK_MONOTONIC, in seconds). Return False if consoles do not get it, because there were
-        too many.
+        (CLOCK_MONOTONIC, in seconds). Return False if consoles do not get the remark, because there
+        were too many.
         """
         self._remarks.add(remark, at)
         return self.notices.remark(remark.event, remark.facts, at)
 
     def tell(self, incident: Incident) -> None:
         """
-        Give consoles the line about an ended incident. Write its story to a file if it is long.
+        Send consoles the line about an ended incident. If a line cannot say all that happened,
+        write the full account to a file, and name the file in the line.
         """
         entry = incident_report(incident, self._moment)
         line = incident_line(entry)
@@ -101,8 +101,8 @@ class ReportFile:
 
     def _write_story(self, incident: dict[str, Any]) -> str:  # Any: JSON
         """
-        Write all that is known of an incident to a file for people. Return its name in the run
-        directory, or an empty text if it cannot be written.
+        Write all that is known of an incident to a file for people. Return the name of the file in
+        the run directory, or an empty text if the file cannot be written.
         """
         name = incident_file(incident["id"])
         try:
@@ -114,8 +114,8 @@ class ReportFile:
 
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
-        Write the report of a job that is over. The incidents and missed checkpoints that the report
-        has from earlier runs are kept if this run resumes an earlier run.
+        Write the report of a job that is over. If this run resumes an earlier run, the new report
+        repeats the lists (such as the incidents) of the report that the earlier run has written.
 
         `unprotected_steps` is the number of steps of this run in which some rank opened its update
         window before another node had a copy of the rank-local state of this rank.

@@ -67,8 +67,8 @@ LEAD = 1.0
 """The time in seconds between two `Lead` messages (the controller's announcement that it leads)
 when there is nothing new to say. The time is long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""The number of warnings about messages that are remembered. A remembered warning is not
-logged again."""
+"""How many warnings about messages the controller remembers. It does not log a remembered warning
+again."""
 FAREWELL = 3.0
 """The time in seconds for which the controller waits before it ends. In this time the agents must
 learn that the job is over, and disconnect."""
@@ -78,10 +78,11 @@ DESERTED = 10.0
 """The time in seconds without any connected node after which a message for the operator is
 printed."""
 ALL_LOST = 300.0
-"""The time in seconds without any node after which all nodes count as lost. It is long, because a
-broken network between the nodes and this controller looks the same. The nodes then train on, and
-should find their controller when the network works again, for example after the restart of a switch.
-Only this controller waits if the nodes are really lost."""
+"""The time in seconds without any connected node after which all nodes count as lost. It is long,
+because a broken network between the nodes and this controller looks the same as lost nodes. With a
+broken network the nodes train on, and should find their controller when the network works again,
+for example after the restart of a switch. If the nodes are really lost, the long wait costs
+nothing, because only this controller waits."""
 ROOM = 0.5
 """The time in seconds between two tries to write the report while the disk has no room for it."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
@@ -97,7 +98,8 @@ log = structlog.get_logger()
 def main(settings: JobSettings, pulse: Pulse | None = None) -> int:
     """
     Run the controller of one job until the job is over. Return the exit code of the job, which is
-    also the exit code of `tft run`. The controller shows by `pulse` that it does not hang.
+    also the exit code of `tft run`. Through `pulse` the controller shows its launcher that it does
+    not hang.
     """
     raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
@@ -124,8 +126,8 @@ class _Beats:
 
 class Controller:
     """
-    One controller of one job. If an earlier controller has led this run of the job, there is a
-    story of the run already. This controller then continues from the story.
+    One controller of one job. If an earlier controller has led this run of the job, this controller
+    continues from the story that the earlier one has written.
     """
 
     def __init__(self, settings: JobSettings, story: Story) -> None:
@@ -149,7 +151,8 @@ class Controller:
             inquiry=Inquiry(settings.run_dir, times, self._publish, self._remark),
             progress=ProgressFile(settings.run_dir / PROGRESS, opened),
         )
-        # an earlier controller has told the plugins its closed incidents, and where the ranks began
+        # tell the plugins neither the incidents that were closed under an earlier controller, nor
+        # the step from which the ranks began: the earlier controller has told both
         self._report.newly_closed(self._machine.incidents)
         self._beats.final_steps.resumed(self._members(), None)
         # ranks that train send digests of slices (parts of shards). Start to compare these digests
@@ -308,9 +311,10 @@ class Controller:
 
     async def _await_room(self, bus: Bus) -> None:
         """
-        Wait until the story can be written. Meanwhile this controller judges nothing and sends no
-        orders. It repeats the `Lead` of the controller before it, because nodes that hear none for
-        long end themselves. What others report is dropped: they send it until a `Lead` confirms it.
+        Wait until the disk has room for the story. Meanwhile this controller decides nothing and
+        sends no orders. It repeats the last `Lead` of the controller before it, because nodes that
+        hear no `Lead` for long end themselves. It drops all reports: the senders repeat them until
+        a `Lead` acknowledges them.
         """
         lacks, told = room_lacks(self._settings.run_dir), False
         if not lacks:
@@ -325,12 +329,12 @@ class Controller:
             await asyncio.wait([listening], timeout=LEAD)
             lacks = room_lacks(self._settings.run_dir)
         if not listening.cancel():
-            listening.result()  # raises what has ended it
+            listening.result()  # raise the exception that ended the task
         log.info("room_again")
 
     async def _overhear(self, bus: Bus) -> None:
         """
-        Learn who is connected, and drop everything else.
+        Record which participants connect to the bus and leave it, and drop all messages.
         """
         while True:
             arrival = await bus.receive()
@@ -389,9 +393,10 @@ class Controller:
 
     def _must_wait(self, envelope: Envelope) -> bool:
         """
-        Return True if the report is that of a second agent of a node whose agent is still connected:
-        two launchers were given the same node. The report is not accepted before the node is lost
-        or the other agent is gone. The end of a killed agent is seen at once, or within 2 s.
+        Return True if the report comes from a second agent of a node whose first agent is still
+        connected, for example because two launchers were given the same node. The report must wait
+        until the node is lost or the first agent has disconnected. If the first agent was killed,
+        the bus notices this within 2 s.
         """
         match envelope.message:
             case NodeJoined(node=node) if node in self._machine.nodes:
@@ -447,12 +452,14 @@ class Controller:
 
     async def _watch_for_nodes(self) -> None:
         """
-        Say when no node is connected any more, and take all nodes as lost if none comes back within
-        `ALL_LOST` seconds. `_beat` looks for a lost node only while another node is heard.
+        Tell the operator when no node is connected any more, and declare all nodes lost if none
+        comes back within `ALL_LOST` seconds. `_beat` cannot do this: it looks for lost nodes only
+        when a heartbeat of another node arrives.
 
-        The time is counted in looks. So if this process was stopped, or its machine has slept, the
-        messages that have come meanwhile are read before the nodes are given up. If not even the
-        launcher of this process is connected, the broker is lost, which says nothing about the nodes.
+        The time is counted in checks, not read from the clock. So if this process was stopped, or
+        its machine has slept, waiting messages are read before any node is declared lost. The time
+        does not count while not even this controller's launcher is connected: then the broker is
+        lost, and the nodes may be well.
         """
         deserted = 0.0
         while True:
@@ -499,8 +506,8 @@ class Controller:
                 pass
 
     def _lead_now(self) -> Lead:
-        # leave out processes that have left: after many incidents they are far more than the others,
-        # and every process of the job reads this message
+        # acknowledge only reports of processes that are still connected. After many incidents the
+        # processes that have left are far more, and every process of the job reads this message
         heard, wanted = self._inbox.heard(), self._present - set(self._machine.refused)
         return Lead(
             epoch=self._machine.epoch,
@@ -573,8 +580,8 @@ class Controller:
 
     def _began_after(self) -> int | None:
         """
-        Return the step after which the ranks begin to train now. None: a pause is over, and they go
-        on where they are.
+        Return the step after which the ranks now begin to train. Return None if they continue where
+        they are, because a pause is over.
         """
         incident = self._machine.incident
         step = incident.progress.step
@@ -630,9 +637,9 @@ class Controller:
 
     def _write_report(self, outcome: JobOver, *, waits: bool = False) -> None:
         """
-        Write the report, and let the controller end. While there is no room for the report, this is
-        tried again, and the controller goes on leading: the job is over when its report is there.
-        After another error the job ends without a report, and the operator is told.
+        Write the report, and let the controller end. While the disk has no room for the report, the
+        controller still leads the job and repeats the attempt: the job is over only when its report
+        is written. After any other error the job ends without a report, and the operator is told.
         """
         try:
             self._report.write(outcome, self._machine, self._beats.protection.steps())
@@ -648,8 +655,9 @@ class Controller:
 
     def _give_up_after(self, step: int) -> None:
         """
-        Set aside the checkpoints of steps later than `step`, because they may have wrong numbers.
-        When a job goes back to an earlier step, its ranks do this. A job that ends does not go back.
+        Set aside the checkpoints of steps later than `step`, because they may contain wrong
+        numbers. When a job returns to an earlier step, its ranks do this. A job that ends returns
+        to no step, so the controller does it.
         """
         try:
             found = checkpoint.give_up(checkpoint.checkpoint_store_of(self._settings), step)
@@ -665,7 +673,8 @@ class Controller:
 
     def _remark(self, event: str, **facts: object) -> None:
         """
-        Tell something that changes nothing in the job, and keep it for the report.
+        Tell operators and plugins about an event on which no decision depends, and keep it for the
+        report.
         """
         if self._report.remark(Remark(event=event, facts=facts), self._clock.now()):
             self._news.set()
@@ -673,8 +682,8 @@ class Controller:
 
     def _tell(self, event: str, **facts: object) -> None:
         """
-        Log an event that operators want to know, and tell the plugins about the event. `facts` are
-        the details of the event.
+        Log an event that operators want to know of, and tell the plugins about the event. `facts`
+        are the details of the event.
         """
         log.info(event, **facts)
         self._advisors.told(event, facts)
@@ -710,8 +719,8 @@ class Warnings:
 
     def once(self, event: str, why: str) -> None:
         """
-        Log why a message is not accepted, unless the same reason was logged before. Only about the
-        last `REMEMBERED` reasons are remembered.
+        Log why a message is not accepted, unless the same reason was logged before. About
+        `REMEMBERED` reasons are remembered.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
