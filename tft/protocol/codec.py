@@ -21,12 +21,12 @@ from tft.protocol.frames import FRAME_LIMIT
 from tft.protocol.messages import MESSAGES, VERSION, Envelope, Message
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
-"""By name of a message's class (the field `kind` of a frame): the class."""
+"""The class of a message, by the name of the class, which is the field `kind` of a frame."""
 
 
 class _Wire(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
-):  # not a dataclass: the field `from` of a frame is a Python keyword, and a struct can rename it
+):  # a struct, which can rename a field: `from`, the name in a frame, is a Python keyword
     v: int
     job: str
     sender: str

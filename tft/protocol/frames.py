@@ -1,5 +1,5 @@
 """
-How large a message on the bus may be.
+The maximum size of a message on the bus.
 """
 
 FRAME_LIMIT = 64 * 2**20

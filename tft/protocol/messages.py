@@ -97,8 +97,8 @@ class Joined:
 
     rank: int
     incarnation: int
-    """How many processes this rank had before this process. The controller counts them, and the
-    process gets the number from its agent."""
+    """How many processes this rank had before this process. The controller counts the processes of
+    each rank, and the process learns its number from its agent."""
     world: int
     pid: int
     started: int
@@ -121,7 +121,7 @@ class Ready:
     """
     Report of a rank: the rank has taken over the user's training state (`session.adopt`).
 
-    The rank now waits in `Session.run` for its first order.
+    After this report, the rank waits in `Session.run` for its first order.
     """
 
     rank: int
@@ -186,9 +186,9 @@ class Faulted:
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
     refused: StepNumbers | None = None
-    """Digests of the numbers because of which the rank has refused the update of `step`, for
-    example of a loss that is NaN. Such an update has not changed the state. None: the fault is not
-    such a refusal."""
+    """If the rank has refused the update of `step` because of wrong numbers, such as a loss that is
+    NaN: digests of these numbers. A refused update has not changed the state. None: the rank has
+    refused no update."""
     at: float
 
 
@@ -212,10 +212,10 @@ class Answered:
     """The step of the complete state that this rank has in memory. None: the state is incomplete.
     """
     backups: tuple[int, ...] = ()
-    """The earlier steps of which this rank keeps a copy of the complete state in memory."""
+    """The earlier steps for which this rank keeps a copy of the complete state in memory."""
     waiting: bool = False
     """For `freeze`: True if the training thread waits for other ranks in a collective, or is not in
-    the training loop. When the job hangs, such a rank is not the cause."""
+    the training loop. When the job hangs, a waiting rank is not the cause."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """For `compare`, `fetch`, `restore` and `reload`: digests of the state of step `held`, by shard
     and part of the shard. An empty digest means that the part is not compared, because ranks have
@@ -247,8 +247,8 @@ class Answered:
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     local_state: dict[int, str] = field(default_factory=dict)
     """For a `save` that failed: the rank-local state that this rank captured last (hexadecimal), by
-    step. Another rank can then write this state into the checkpoint, which may now have to be that
-    of an earlier step."""
+    step. Another rank can then write this state into the checkpoint. There is a state for several
+    steps, because the checkpoint may have to be that of an earlier step."""
     began: float
     """The time at which the rank began to carry out the order, on the same clock as `at`."""
     at: float
@@ -283,8 +283,9 @@ class Finished:
     step: int
     """The last step that was done."""
     sliced: bool = False
-    """True if slices of the rank's copies were compared while the rank trained (plugin
-    `tft_integrity`). Then the controller has whole copies compared before the job is complete."""
+    """True if slices of the rank's shards were compared with other ranks while the rank trained
+    (plugin `tft_integrity`). Then the controller orders a comparison of whole shards before the job
+    is complete."""
     at: float
 
 
@@ -302,7 +303,7 @@ class Checkpointed:
     step: int
     """The step whose end state the checkpoint holds."""
     compared: bool = False
-    """True if the copies on all ranks of the state in the checkpoint were found equal."""
+    """True if all ranks' copies of the saved state were compared and were equal."""
     at: float
 
 
@@ -324,10 +325,10 @@ class CheckpointFailed:
     """True if the copies of a shard differ between ranks, which counts as a fault. False: the
     checkpoint failed for another reason, and training continues."""
     wrong: tuple[int, ...] = ()
-    """The ranks whose copies are wrong. Empty: the wrong copies are not known."""
+    """The ranks whose copies are wrong. Empty: it is not known which copies are wrong."""
     unsliced: bool = False
-    """True if the copies differ in a part that is in no slice. Slices are compared while the job
-    trains, so an earlier comparison says nothing about such a part."""
+    """True if the copies differ in a part of the state that is in no slice. While the job trains,
+    only slices are compared, so earlier comparisons say nothing about this part."""
     at: float
 
 
@@ -348,7 +349,8 @@ class NodeJoined:
     """The number of further ranks for which the node has room, so that ranks of a lost node can be
     started here."""
     step: int = 0
-    """As in `NodeLost`: another agent of the node may be lost, and its ranks with it."""
+    """The highest step that any rank has completed (see `NodeLost.step`). It is needed if an
+    earlier agent of this node is lost, and its ranks with it."""
     at: float
 
 
@@ -450,8 +452,9 @@ class NodeLost:
     pid: int = 0
     """The pid of the agent that was lost. 0: the agent that the node has at present."""
     step: int = 0
-    """The highest step that any rank has completed, as heartbeats have told. 0: it is not known. The
-    controller fills it in: if all nodes are lost, nobody else knows how far the ranks had come."""
+    """The highest step that any rank has completed, according to heartbeats. 0: this step is not
+    known. The controller fills in this field when it receives the report: if all nodes are lost, no
+    process but the controller knows how far the ranks had come."""
     why: str
     at: float
 
@@ -583,9 +586,9 @@ class SliceDigest:
     The digest of one slice of a shard at the end of a step, as one rank has computed it.
 
     Slices are digested to compare the copies of a shard while the job trains. If `number` is -1,
-    the message has the digest of what the rank alone contributed to the gradients of the step, and
-    not of a slice. Such a digest is compared only with one from the same rank: that of the same
-    step, computed again after an incident.
+    the digest is not of a slice, but of what this rank alone contributed to the gradients of the
+    step. Such a digest is compared only with the digest from the same rank for the same step,
+    computed again after an incident.
     """
 
     incident: int
@@ -614,7 +617,7 @@ class StepWork:
 
     step: int
     input: float
-    """From the end of the step before until the first forward pass: mostly the time for the data.
+    """From the end of the step before until the first forward pass: mostly the time to load data.
     """
     compute: float
     """From the first forward pass until the update window opens."""
@@ -644,10 +647,11 @@ class Pulse:
     case this message is lost."""
     kept: int = 0
     """The step of the newest copy of the rank's state in host memory (option `--backup-every`). 0:
-    the rank has no such copy."""
+    there is no copy in host memory."""
     unprotected: int = 0
     """How many update windows of the rank have opened before another node had a copy of the
-    rank-local state of the step. If the node is lost at such a moment, that state is lost."""
+    rank-local state of the step. If this node is lost at such a moment, the rank-local state is
+    lost."""
     work: tuple[StepWork, ...] = ()
     """The times of the steps since the last `Beat`, if they are measured."""
 
@@ -670,7 +674,7 @@ class GroupStanding:
     """
 
     group: str
-    """The name of the group, which is the same on all its ranks."""
+    """The name of the group, which is the same on all ranks of the group."""
     size: int
     """The number of ranks in the group."""
     members: str
@@ -681,14 +685,14 @@ class GroupStanding:
     are not counted."""
     inside: str
     """The collective in which the rank waits for other ranks, such as `allreduce of 1024 elements`.
-    Empty: it waits in none, or the framework does not tell."""
+    Empty: the rank waits in no collective, or the framework does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquire:
     """
     The controller asks all ranks where they stand, because no rank makes progress. The ranks answer
-    with `Whereabouts`. The question changes nothing in the job.
+    with `Whereabouts`. The answers change nothing in the job: they are for operators.
     """
 
     epoch: int
@@ -710,12 +714,12 @@ class Whereabouts:
     waiting: bool
     """True if the training thread may be waiting for other ranks."""
     line: str
-    """The innermost line (FILE:LINE) of the user's code in which the training thread is. Empty if
-    there is none."""
+    """The innermost line (FILE:LINE) of the user's code in which the training thread is. Empty: the
+    training thread is in no line of the user's code."""
     stack: str
     """The innermost frames on the stack of the training thread, as text."""
     groups: tuple[GroupStanding, ...]
-    """The process groups of the rank. Empty if the adaptor does not tell."""
+    """The process groups of the rank. Empty: the adaptor does not report them."""
     at: float
 
 
@@ -761,7 +765,8 @@ class Notice:
     """
 
     number: int
-    """Counted from 1 by each controller."""
+    """The number of the sentence, by which a console recognizes sentences that it has printed
+    already. Each controller counts from 1."""
     text: str
     """A sentence without its full stop."""
     incident: int = 0
@@ -771,7 +776,8 @@ class Notice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     """
-    The last sentences of the controller for people. Consoles print those that they have not printed.
+    The last sentences of the controller for people. A console prints the sentences that it has not
+    printed yet.
     """
 
     epoch: int
@@ -798,8 +804,8 @@ class Capture:
     """The XXH3-128 of the captured state, hexadecimal. It is the key in `LocalStates.contents`.
     Captures of equal states have the same key."""
     sure: bool
-    """True if this capture may be used. This is so if the all-reduces of the step are complete. It
-    is also so if, in all earlier steps of the process, the state did not change between its capture
+    """True if this capture may be used, for one of two reasons: the all-reduces of the step are
+    complete; or in all earlier steps of the process the state did not change between the capture
     and the completion of the all-reduces."""
     ended: bool
     """True if the rank has ended the step, so the state of this step does not change any more."""
@@ -818,8 +824,8 @@ class LocalStates:
     node: int
     """The node whose agent sends this message."""
     pid: int
-    """The pid of the agent that sends the message. If the node gets another agent, `number` starts
-    from 1 again."""
+    """The pid of the agent that sends the message. It shows the receiver that the node has got
+    another agent, whose `number` starts from 1 again."""
     rank: int
     incarnation: int
     """The newest incarnation of the rank on this node."""
@@ -1356,7 +1362,7 @@ class Envelope:
     job: str
     sender: str
     """The name of the sending process on the bus, for example `rank.3/1.4711` (rank, incarnation,
-    pid), `node.0/0` (agent), `run.0/0` (launcher), `controller/2` (epoch) or `ask.9f86d081` (a
-    command of `tft`)."""
+    pid), `node.0/3f9a2c51` (agent), `run.0/9b1c04de` (launcher), `controller/2` (epoch) or
+    `ask.9f86d081` (a command of `tft`)."""
     number: int
     message: Message

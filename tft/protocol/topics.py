@@ -1,6 +1,6 @@
 """
-The topics of the bus, by which a message finds its receivers. For each topic, this file says which
-processes publish messages on the topic and which processes subscribe to it.
+The topics of the bus. A message reaches the processes that subscribe to its topic. For each topic,
+this file says which processes publish messages on the topic and which processes subscribe to it.
 """
 
 from urllib.parse import quote
@@ -41,5 +41,6 @@ def presence(job: str, sender: str) -> bytes:
     Only `sender` subscribes to this topic, and no process publishes on it. The topic shows other
     processes whether `sender` is connected to the bus: it is while the subscription exists.
     """
-    # quoted, so that no `/` of a job's name is taken for the one before the sender
+    # quote the name of the job, so that a `/` in the name is not taken for the `/` before the
+    # sender
     return f"presence.{quote(job, safe='')}/{sender}".encode()
