@@ -2,8 +2,8 @@
 `tft pause`, `tft resume`, `tft dump`: send a request to a running job, and report the outcome.
 
 The command repeats the request until the leading controller acknowledges it. Then the command reads
-the `Lead` messages, with which the controller announces the state of the job. It ends when the job
-has done what was requested, or cannot do that any more.
+the `Lead` messages, with which the controller announces the state of the job. The command ends when
+the job has done what was requested, or can no longer do it.
 """
 
 import asyncio

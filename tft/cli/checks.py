@@ -1,5 +1,6 @@
 """
-The checks of `tft doctor`: each tries what a job does, on this machine, and returns a finding.
+The checks of `tft doctor`. Each check tries on this machine something that a job needs, and returns
+what it has found.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ _SHARED = 64 * _MIB
 """Bytes that should be free in /dev/shm. Container runtimes give 64 MiB by default, and that is
 known to be too little for the data loaders of PyTorch and for NCCL."""
 _DISK = 1024 * _MIB
-"""Bytes that should be free for a run directory: logs and the story of a long run need some."""
+"""Bytes that should be free for a run directory, because of the logs and the story of a long
+run."""
 _PACKAGES = ("torch", "megatron-core", "mindspore", "numpy", "pyzmq", "msgspec", "msgpack")
 
 
@@ -71,14 +73,14 @@ def ok(check: str, text: str) -> Finding:
 
 def warning(check: str, text: str) -> Finding:
     """
-    Return a finding with which jobs run, but not all of them, or not well.
+    Return a finding about a problem with which some jobs cannot run, or run badly.
     """
     return Finding(check=check, result="warning", text=text)
 
 
 def failed(check: str, text: str) -> Finding:
     """
-    Return a finding with which a job does not run.
+    Return a finding about a problem with which no job can run.
     """
     return Finding(check=check, result="failed", text=text)
 
@@ -99,7 +101,7 @@ def versions() -> Finding:
 
 def packages() -> Finding:
     """
-    Name the versions of the frameworks, and of the packages that tft stands on.
+    Name the versions of the frameworks, and of the packages that tft needs.
     """
     told = []
     for name in _PACKAGES:
@@ -183,7 +185,7 @@ def shared_memory() -> Finding:
 
 def dev_shm() -> Finding:
     """
-    Check the space in /dev/shm, which tft does not use, but frameworks do.
+    Check the free space in /dev/shm. Frameworks use it, although tft itself does not.
     """
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -201,8 +203,8 @@ def dev_shm() -> Finding:
 
 def processes() -> Finding:
     """
-    Check what an agent does with processes: watch them through a pidfd, read their state and
-    environment in /proc, stop, continue and end them.
+    Check that this process can do what an agent does with processes: watch them through a pidfd,
+    read their state and environment in /proc, stop and end them.
     """
     command = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
     try:
@@ -314,7 +316,8 @@ def adaptor(name: str) -> Finding:
 
 def plugins() -> list[Finding]:
     """
-    Check that all extensions but adaptors can be used: a finding for each that cannot, or one.
+    Check all extensions except adaptors. Return a finding for each extension that cannot be used,
+    or one finding if all can be used.
     """
     with redirect_stdout(sys.stderr):
         found = extensions([group for group in GROUPS if group != ADAPTORS])

@@ -169,7 +169,7 @@ def broker_command() -> click.Command:
 
         def opened(first: int) -> None:
             click.echo(f"broker at {host}:{first}", err=True)
-            if pulse is not None:  # a thread that is started here leaves signals to the main thread
+            if pulse is not None:  # started here, the thread inherits blocked signals
                 Pulse(pulse).beat_in_thread()
 
         main(host, port, insecure=insecure, curve=curve, opened=opened)
@@ -320,7 +320,7 @@ def pause_command() -> click.Command:
 
         return ask(run_dir, check, why)
 
-    # imported here, because `tft run` needs no module of other commands
+    # import this module only here, because `tft run` needs no module of other commands
     from tft.cli.parts import run_dir_option
 
     return click.Command(
@@ -412,7 +412,8 @@ def _spare_option() -> click.Option:
 
 def _reporting(copy: str) -> list[click.Parameter]:
     """
-    Return the options about what the user learns of a job. `copy` is the help of `--report`.
+    Return the options that say how the user is told about a job. `copy` is the help text of
+    `--report`.
     """
     return [
         click.Option(["--report"], type=click.Path(path_type=Path, dir_okay=False), help=copy),

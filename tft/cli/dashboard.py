@@ -45,13 +45,13 @@ def dashboard_command() -> click.Command:
 async def _dashboard(run_dir: Path, listen: str) -> int:
     address = read_address(listen, "--listen", EXAMPLE)
     _check_installed()
-    # imported here, because they need the packages of the extra
+    # import these modules only here, because they need packages that are optional
     from tft.dashboard.feed import Feed
     from tft.dashboard.following import JobFollower
     from tft.dashboard.page import Page
     from tft.dashboard.server import serving
 
-    await asyncio.to_thread(read_records, run_dir)  # raises if this is no run directory
+    await asyncio.to_thread(read_records, run_dir)  # check that this is a run directory
     page, access = Page(), Access(address)
     feed = Feed(page)
     async with serving(address, access, page, feed) as url:

@@ -1,5 +1,5 @@
 """
-`tft doctor`: checks a machine, an installation and a broker before a job is started, or while one
+`tft doctor`: checks a machine, an installation and a broker before a job is started, or while a job
 runs. The checks are in `tft.cli.checks`.
 """
 
@@ -83,7 +83,8 @@ def findings(
     run_dir: Path | None, broker: str | None, curve: Path | None, adaptor: str | None
 ) -> Iterator[Finding]:
     """
-    Yield what the checks find, one after another. The arguments are the options of `tft doctor`.
+    Run the checks one after another, and yield their findings. The arguments are the options of
+    `tft doctor`.
     """
     records: Records | None = None
     if run_dir is not None:
@@ -121,8 +122,8 @@ def findings(
 
 def tried(name: str, check: Callable[P, Finding], *what: P.args, **how: P.kwargs) -> Finding:
     """
-    Return what a check finds. A check that fails in an unforeseen way is a failed check, and must
-    not keep the operator from the results of the others.
+    Run a check, and return its finding. If the check raises an unexpected exception, return a
+    failed finding, so that the operator still gets the findings of the other checks.
     """
     try:
         return check(*what, **how)

@@ -1,8 +1,8 @@
 """
 `tft jobs`: lists the runs whose run directories are below a directory.
 
-Whether a run is running is found from its processes. What a running job does is asked of the job
-itself, because the files have its step a second late, or not at all.
+A run counts as running while processes of it live. The command asks a running job itself what it is
+doing, because the files contain its step a second late, or not at all.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tft.report.progress import newest_step
 
 _MOST = 1.0  # seconds to wait for the answer of a running job
 _AT_ONCE = 32
-"""The maximum number of running jobs that are looked at in parallel. Each takes about ten open
+"""The maximum number of running jobs that are looked at in parallel. Each needs about ten open
 files."""
 _HEAD = ("RUN", "STATE", "STEPS", "INCIDENTS", "BEGAN", "SCRIPT")
 
@@ -108,7 +108,7 @@ def _ended(records: Records) -> Facts:
 
 async def _running(records: Records) -> Facts:
     facts = _common(records)
-    # keys that cannot be read, for example: then nobody can be asked
+    # if the keys cannot be read, for example, the job cannot be asked
     with suppress(UsageError):
         async with watching(records.there) as watch:
             nodes = range(int(records.settings["nnodes"]))
@@ -187,5 +187,5 @@ def _cells(each: Facts, directory: Path) -> tuple[str, ...]:
 def _steps(each: Facts) -> str:
     if each["steps"] is None:
         return "-"
-    # the files have a step a second late, or not at all
+    # the plus sign: the number is from files, which contain a step a second late, or not at all
     return f"{each['steps']}+" if each["at_least"] else str(each["steps"])

@@ -66,8 +66,9 @@ def main() -> None:
     """
     Run the command line and exit. This is the entry point of `tft` and of `python -m tft`.
 
-    A command that is refused prints the reason and exits with code 2. So does a command whose output
-    cannot be written. If the reader of the output has gone, as `head` does, nothing is printed.
+    A command that is refused prints the reason and exits with code 2. So does a command whose
+    output cannot be written. If the program that reads the output has ended, as `head` does after
+    some lines, no reason is printed.
     """
     _import_structlog()
     try:
@@ -91,8 +92,9 @@ def main() -> None:
 
 def _import_structlog() -> None:
     """
-    Import structlog without rich. structlog would import rich, if it is installed, for a renderer that
-    tft does not use. Without it, each process of a job starts with 0.05 s less of processor time.
+    Import structlog without rich. structlog would import rich, if it is installed, for a renderer
+    that tft does not use. Without rich, each process of a job needs 0.05 s less processor time to
+    start.
 
     A rank does not call this function, because a script may use that renderer.
     """

@@ -1,6 +1,6 @@
 """
-What several commands have in common: an option, and the way in which a command that shows something
-until it is left ends.
+What several commands share: the option `--run-dir`, and the end of commands that show something
+until the user leaves them.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ def run_dir_option() -> click.Option:
 
 def until_left(work: Coroutine[None, None, int]) -> int:
     """
-    Run a command until it ends, or until somebody leaves it. Return its exit code: 0 after Ctrl-C,
-    which is the way to leave it and changes nothing, and 143 after SIGTERM.
+    Run a command until it ends or the user leaves it. Return the exit code: that of the command, 0
+    after Ctrl-C (the regular way to leave), or 143 after SIGTERM.
 
     SIGTERM cancels `work`, so that it can give back the terminal or close its connections.
     """

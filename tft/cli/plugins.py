@@ -43,7 +43,8 @@ def plugins_command() -> click.Command:
             click.echo(json.dumps([asdict(each) for each in found], indent=1))
         else:
             click.echo("\n".join(_lines(found)))
-        # a framework that is not installed is no fault: its adaptor cannot be imported then
+        # do not count adaptors: that an adaptor cannot be imported because its framework is not
+        # installed is no fault
         broken = any(each.problem for each in found if each.group != plugins.ADAPTORS)
         return _BROKEN if broken else 0
 

@@ -16,7 +16,7 @@ from tft.report.summary import summary
 
 PAGE = "report.html"
 PRINTED = Path("-")
-"""As the name of a file: the standard output."""
+"""The file name that stands for the standard output."""
 
 
 def report_command() -> click.Command:

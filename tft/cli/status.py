@@ -32,9 +32,9 @@ from tft.replay.following import StoryFollower
 from tft.sentences import incident_line, open_incident, ranks_of
 
 LEAST, MOST = 1.0, 3.0
-"""The shortest and the longest time in seconds for which messages of the job are received. A node
-or controller that was silent for `MOST` counts as silent. Agents send ten heartbeats in a second,
-and a controller one `Lead` each second."""
+"""For how many seconds the command receives messages of the job, at least and at most. A node or
+controller of which no message came in `MOST` seconds counts as silent. Agents send ten heartbeats
+in a second, and a controller one `Lead` each second."""
 MANY = 16
 """If a job has more ranks, only ranks that stand out get a line, unless the user asks for all
 ranks."""
@@ -109,7 +109,7 @@ async def _looked(records: Records) -> Facts:
 
 def lines(facts: Facts, *, everything: bool = False, width: int = 0) -> list[str]:
     """
-    Return the facts as lines of text. Lines longer than `width` are wrapped; 0: none is.
+    Return the facts as lines of text. Lines longer than `width` are wrapped; 0: no line is wrapped.
     """
     told = _over(facts) if facts["state"] == "over" else _running(facts, everything=everything)
     rows = [row for name, value in told for row in _row(name, value, width)]
@@ -149,7 +149,7 @@ def _running(facts: Facts, *, everything: bool) -> Iterator[tuple[str, str]]:
 
 def steps(facts: Facts) -> str:
     """
-    Return the steps of the slowest and the fastest rank.
+    Return a text with the steps of the slowest and the fastest rank.
     """
     slow, fast = facts["slowest"], facts["fastest"]
     if slow is None:
@@ -165,7 +165,7 @@ def _every(facts: Facts) -> str:
 
 def progress(facts: Facts) -> str:
     """
-    Return how long ago a rank has made progress.
+    Return a text that says how long ago any rank made progress.
     """
     seconds = facts["seconds_since_progress"]
     return "unknown" if seconds is None else f"{seconds:.2f} s ago"
@@ -173,7 +173,7 @@ def progress(facts: Facts) -> str:
 
 def incidents(facts: Facts) -> str:
     """
-    Return how many incidents there were, and what the last one was.
+    Return a text that says how many incidents there were, and what the last one was.
     """
     last = facts["last_incident"]
     return (
@@ -209,7 +209,7 @@ def _row(name: str, value: str, width: int) -> list[str]:
 
 def _table(facts: Facts, *, everything: bool) -> list[str]:
     """
-    Return a table of ranks: all, or in a job with many ranks those that stand out.
+    Return a table of all ranks, or in a job with many ranks of those that stand out.
     """
     if facts["state"] == "over":
         return []

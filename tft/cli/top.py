@@ -165,8 +165,8 @@ def _shown(console: "Console | None") -> Iterator[Callable[[Facts], None]]:
 
 def picture(facts: Facts, height: int) -> "Group":
     """
-    Return what the terminal shows of a running job. The head comes first, and the tables have only as many rows as
-    are left of `height` lines.
+    Return what the terminal shows of a running job. The head comes first. The tables below get the
+    rest of the `height` lines of the terminal.
     """
     from rich.console import Group
     from rich.text import Text
@@ -201,8 +201,8 @@ def _headline(facts: Facts) -> "Text":
 
 def _head(facts: Facts) -> "Iterator[Text]":
     """
-    Yield the lines above the tables, the same ones at any time: a picture whose lines move cannot
-    be read.
+    Yield the lines above the tables. They are always the same lines, even those without news,
+    because lines that move cannot be read.
     """
     from rich.text import Text
 
