@@ -112,7 +112,7 @@ class Children:
     Starts and reaps the child processes of the launcher.
 
     This object is a context manager. Inside its `with` block, descendants whose own parent has
-    ended become children of the launcher. So `gone` can tell whether any descendant is left.
+    ended become children of the launcher. So `gone` can tell whether any descendant still runs.
     """
 
     def __init__(self) -> None:

@@ -3,10 +3,10 @@ The console of `tft run`: shows the line about the progress of the job.
 
 On a terminal the line stands at the bottom and is drawn in place. It must not be mixed into the
 output of the ranks, which the agent writes to its stdout. So everything that this process and its
-children write to the terminal goes through a pipe. A thread copies it to the terminal. The thread
-clears the line before it copies something, and draws the line again afterwards. A terminal that is
-paused or gone stops only this thread: the agent leaves out lines when the pipe is full, as it does
-with a paused terminal.
+children write to the terminal goes through a pipe. A thread copies from the pipe to the terminal.
+The thread clears the line before it copies something, and draws the line again afterwards. A
+terminal that is paused or gone stops only this thread: the agent leaves out lines when the pipe is
+full, as it does with a paused terminal.
 """
 
 import os
@@ -30,15 +30,17 @@ _PIECE = 64 * 1024
 _FAREWELL = 1.0
 """Seconds for which the end of `tft run` waits at most until the terminal has taken all output."""
 _LOSS = 5
-"""How much the loss matters in a line: other parts with lower numbers stay longer."""
+"""How important the loss is in a line (`Part.rank`). Where the line is too long, parts with higher
+numbers are left out first."""
 _STDOUT, _STDERR = 1, 2
 _CLEAR = b"\r\x1b[K"
 
 
 def has_terminal() -> bool:
     """
-    Return whether stderr is a terminal in which a line can be drawn again. It is not if the output
-    of the ranks goes through a pipe, as to `tee`, which may write it to the same terminal.
+    Return whether stderr is a terminal in which a line can be drawn again. Return False also if
+    stdout is a pipe, for example to `tee`: the program at its other end may write the output of the
+    ranks to the same terminal, in the middle of the line.
     """
     if not os.isatty(_STDERR) or inherited_environment().get("TERM", "") in ("", "dumb"):
         return False
@@ -50,8 +52,9 @@ def has_terminal() -> bool:
 
 class Speech:
     """
-    Prints lines on stderr on a thread of its own, inside a `with` block. A terminal that is paused,
-    or a pipe that nobody reads, must not hold up `tft run`: it has processes to look after.
+    Prints lines on stderr on a separate thread, inside a `with` block. So a terminal that is
+    paused, or a pipe that nobody reads, does not block `tft run`, which must supervise its
+    processes.
     """
 
     def __init__(self) -> None:
@@ -88,8 +91,8 @@ class Speech:
 
 class LiveConsole:
     """
-    Draws the line in the terminal, inside a `with` block. Outside of it, stdout and stderr are as
-    they were before.
+    Draws the line about the progress in the terminal, inside a `with` block. At the end of the
+    block, stdout and stderr are again as they were before.
     """
 
     live = True
@@ -249,8 +252,8 @@ class PlainConsole:
 
     def show(self, parts: Sequence[Part]) -> None:
         """
-        Print a line on a thread of its own, because a pipe that nobody reads blocks it. No line is
-        printed while the one before has not been taken.
+        Print a line on a separate thread, because a pipe that nobody reads would block the caller.
+        While the thread still waits with the line before, print nothing.
         """
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(
@@ -269,7 +272,8 @@ class PlainConsole:
 
 def _same_terminal() -> bool:
     """
-    Return whether stdout is the same terminal as stderr, so that both need the line taken away.
+    Return whether stdout is the same terminal as stderr, so that the line must also be cleared
+    before output of stdout.
     """
     if not os.isatty(_STDOUT):
         return False

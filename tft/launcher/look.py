@@ -1,7 +1,7 @@
 """
-Looks at a running job: receives the messages that its controller and agents send in any case, for a
-short time, and finds out where each rank stands. `tft status`, `tft top` and `tft jobs` use this,
-and `tft run` for its line about progress.
+Looks at a running job: receives for a short time the messages that its controller and agents send
+in any case, and finds out where each rank stands. `tft status`, `tft top` and `tft jobs` use this
+module, and `tft run` uses it for its line about progress.
 
 A look costs the job only one more message of the controller (`Lead`).
 """
@@ -37,7 +37,7 @@ second, and a controller a `Lead` each second."""
 _SPAN = 10.0
 """The time in seconds over whose steps the mean step time is computed."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
-_PAUSE = 0.05  # seconds; in a large job a message comes each millisecond, and a check takes longer
+_PAUSE = 0.05  # seconds between two checks, because a check takes longer than messages are apart
 _HEALTHY = str(State.HEALTHY)
 _RANK = re.compile(r"rank\.(\d+)/(\d+)\.(\d+)")
 
@@ -68,12 +68,12 @@ class Pace:
     step_seconds: float | None
     """The median of the ranks' mean times of a step in seconds."""
     standstill: float | None
-    """Seconds since any of the ranks has made progress."""
+    """Seconds since the last progress of any of the ranks."""
 
 
 def pace(ranks: Collection[RankSeen]) -> Pace:
     """
-    Return how far and how fast ranks are.
+    Return how far `ranks` have come, and how fast they are.
     """
     times = sorted(each.step_seconds for each in ranks if each.step_seconds is not None)
     return Pace(
@@ -114,7 +114,7 @@ class Watch:
 
     def heard(self, envelope: Envelope) -> None:
         """
-        Take a message of the job.
+        Update this object from a message of the job.
         """
         self.news.set()
         match envelope.message:
@@ -140,15 +140,15 @@ class Watch:
 
     def _mark(self, pulse: Pulse) -> None:
         """
-        Keep the time at which a step of a rank ended. It is known exactly: while no window is open,
-        `moved` is the time at which the last window closed.
+        Record the newest step of a rank and the time at which this step ended. The time is exact:
+        while no update window is open, `pulse.moved` is the time at which the last window closed.
         """
         calm = self.lead is None or self.lead.state == _HEALTHY
         if pulse.position.window or not pulse.training or not calm:
             return
         steps = self._steps.setdefault(pulse.rank, deque())
         if steps and pulse.position.step < steps[-1][0]:
-            steps.clear()  # the job has gone back
+            steps.clear()  # the job has returned to an earlier step
         if not steps or pulse.position.step > steps[-1][0]:
             steps.append((pulse.position.step, pulse.moved))
         while len(steps) > 2 and pulse.moved - steps[0][1] > _SPAN:
@@ -179,7 +179,7 @@ class Watch:
 
     def ranks(self) -> dict[int, RankSeen]:
         """
-        Return what is known of each rank on a node that answers.
+        Return the newest known state of each rank whose node has sent a heartbeat lately.
         """
         found: dict[int, RankSeen] = {}
         now = self._clock.now()
@@ -202,8 +202,8 @@ class Watch:
 
     def pids(self) -> dict[tuple[int, int], int]:
         """
-        Return the pids of the processes that the controller has heard and that are connected, by
-        rank and incarnation.
+        Return the pids of the ranks' processes by rank and incarnation. Processes are left out from
+        which the controller has handled no report, or which are not connected any more.
         """
         names = () if self.lead is None else self.lead.heard
         found = [_RANK.fullmatch(name) for name in names]
@@ -212,8 +212,8 @@ class Watch:
     def complete(self, nodes: Collection[int], *, steps: bool) -> bool:
         """
         Return whether everything is known: a controller leads, and each of `nodes` has sent a
-        heartbeat. With `steps`, each of them must have sent two, and each rank of a healthy job
-        must have ended two steps, so that the time of a step is known.
+        heartbeat. With `steps`, each node must have sent two heartbeats, and each rank of a healthy
+        job must have ended two steps, so that the time of a step is known.
         """
         if self.lead is None or any(self._counts.get(node, 0) < 1 + steps for node in nodes):
             return False
@@ -235,7 +235,8 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
     Listen to a job while the context is open. Raises `UsageError` if the broker's address or the
     keys of the job cannot be used.
     """
-    # by this prefix the controller recognizes an operator's command, and answers at once
+    # by the prefix `ask.` the controller recognizes an operator's command, and sends a `Lead` at
+    # once
     sender = f"ask.{secrets.token_hex(4)}"
     watch = Watch()
     async with open_bus(
@@ -259,15 +260,15 @@ async def watching(there: JobThere) -> AsyncIterator[Watch]:
             await asyncio.wait(duties)
         for duty in duties:
             if not duty.cancelled():
-                duty.result()  # raises the exception of a failed task
+                duty.result()  # raise the exception of a failed task
 
 
 async def look(
     watch: Watch, nodes: Collection[int], least: float, most: float, *, steps: bool = True
 ) -> None:
     """
-    Listen for at least `least` seconds, and at most `most`: until everything is known of a job with
-    these nodes (see `Watch.complete`).
+    Listen until everything is known of a job with these `nodes` (see `Watch.complete`), but for at
+    least `least` and at most `most` seconds.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(most):
@@ -291,8 +292,8 @@ async def _listen(bus: Bus, watch: Watch) -> None:
 
 async def _reach(bus: Bus, topic: bytes, watch: Watch) -> None:
     """
-    Keep `watch.broker` up to date. The broker tells each participant of its subscription to its own
-    presence topic, `topic`. This notice is void when the connection to the broker ends.
+    Keep `watch.broker` up to date: whether this process is connected to the broker. It is connected
+    while its subscription to its own presence topic, `topic`, exists at the broker.
     """
     while True:
         try:

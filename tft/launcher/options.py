@@ -1,6 +1,7 @@
 """
 Converts the settings of a job to command-line options and back. The settings are the fields of a
-dataclass in `tft.config`. So each setting is declared only once, and its option follows from that.
+dataclass in `tft.config`. Each option is derived from its field, so each setting is declared only
+once.
 """
 
 import ast
@@ -97,7 +98,8 @@ def job_settings(options: Mapping[str, object]) -> JobSettings:
 
 def job_arguments(settings: JobSettings) -> list[str]:
     """
-    Return command-line arguments from which the options of `job_options` give `settings` again.
+    Return command-line arguments that a command with the options of `job_options` converts back to
+    `settings`.
     """
     arguments: list[str] = []
     for setting in settings_of(JobSettings):

@@ -38,7 +38,8 @@ the broker and the controller. The nodes of the job belong to other launchers.""
 
 
 EXPORT = "export"
-"""The run directory of a job that only exports a checkpoint, in the run directory of the job."""
+"""The name of a directory inside a job's run directory. It is the run directory of the job that is
+started afterwards only to export a checkpoint (`--export-only`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +243,8 @@ def _directories(options: Mapping[str, Any]) -> tuple[Path, Path | None]:
     """
     Return the run directory and the directory for checkpoints (None: the one in the run directory).
 
-    A job that only exports a checkpoint has a run directory of its own, in that of the job: the
-    report of the job must stay, because it says how the job has ended.
+    A job that only exports a checkpoint gets its own run directory, inside the run directory of the
+    job that wrote the checkpoint. So it does not replace the report of that job.
     """
     run_dir: Path = (options["run_dir"] or new_run_dir()).absolute()
     checkpoint_dir: Path | None = options["checkpoint_dir"] and options["checkpoint_dir"].absolute()
@@ -386,7 +387,7 @@ def check_plan(plan: Plan) -> None:
     find_adaptor(settings.adaptor)
     if settings.curve is not None:
         read_keys(settings.curve, broker=plan.leads)
-        from tft.transfer.tls import read_tls  # without keys, the launcher does not need it
+        from tft.transfer.tls import read_tls  # imported only if there are keys
 
         read_tls(settings.curve)
     allowed = plan.insecure or settings.curve is not None

@@ -26,8 +26,9 @@ _FIRST, _LAST = 30.0, 600.0
 """The first and the longest interval in seconds between two lines without a terminal. Each interval
 is twice the one before, so a short job shows that it trains, and a job of a month has 4,500 lines."""
 _LARGE = 512
-"""The number of ranks from which even a terminal gets its lines from looks: to hear all heartbeats of
-a thousand ranks takes a tenth of a core."""
+"""With this many ranks or more, `tft run` only looks at the job from time to time, even if the line
+is drawn in a terminal. To listen to all heartbeats of a thousand ranks would take a tenth of a
+core."""
 _RARELY = 5.0  # seconds between two looks at a large job
 _LOOK = 3.0  # the longest time of a look in seconds
 _THREADS = 4
@@ -44,7 +45,8 @@ _TRAINS = (str(State.HEALTHY), str(State.PAUSING))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    One part of a line. The parts with the highest numbers are left out where the line is too long.
+    One part of a line. Where the line is too long, the parts with the highest `rank` are left out
+    first. This `rank` says how important the part is; it is no rank of the job.
     """
 
     text: str
@@ -53,7 +55,7 @@ class Part:
 
 class Display(Protocol):
     """
-    Where the line is shown.
+    A console that shows the line.
     """
 
     live: bool
@@ -132,14 +134,14 @@ class Progress:
 
 def _whole(duration: float) -> str:
     """
-    Return a duration of which parts of a second do not matter.
+    Return a duration as text, without fractions of a second, which do not matter here.
     """
     return f"{duration:.0f} s" if duration < 119.5 else seconds(duration)
 
 
 def fitted(parts: Sequence[Part], columns: int = 0) -> str:
     """
-    Return the parts as a line of at most so many columns; 0: of any length.
+    Return the parts as a line of at most `columns` characters; 0: of any length.
     """
     kept = list(parts)
     while columns and len(kept) > 1 and len(_joined(kept)) > columns:
@@ -160,8 +162,9 @@ async def show_progress(
     there: JobThere, nodes: int, world: int, display: Display, every: int | None
 ) -> None:
     """
-    Show the progress of a job with so many nodes and ranks until this task is cancelled. `every` is
-    the interval in seconds between two lines without a terminal; None: it grows.
+    Show the progress of a job until this task is cancelled. `nodes` and `world` are the numbers of
+    its nodes and ranks. `every` is the interval in seconds between two lines without a terminal;
+    None: the interval grows.
     """
     progress = Progress(world)
     if display.live and world < _LARGE:
@@ -172,8 +175,8 @@ async def show_progress(
     for interval in repeat(_RARELY) if display.live else _intervals(every):
         await asyncio.sleep(interval)
         if not can_start_threads(_THREADS):
-            continue  # without threads, looking at the job would end this process and so the job
-        # only a look: a log needs no process that listens to every heartbeat of a large job
+            continue  # a look that cannot start its threads would end this process, and so the job
+        # connect only for a short look, so that no process listens to all heartbeats of a large job
         async with watching(there) as watch:
             await look(watch, range(nodes), 0.0, min(_LOOK, interval))
             if parts := progress.parts(watch):
@@ -203,15 +206,15 @@ class Losses:
 
     def newest(self) -> float | None:
         """
-        Return the newest loss, or None if no row about one can be found. A file system that hangs
-        holds up the caller.
+        Return the newest loss, or None if no row with a loss can be found. If the file system
+        hangs, the call blocks.
         """
         try:
             if self._path is None:
                 found = self._run_dir.glob("records-rank*.jsonl")
                 self._path = min(found, key=lambda path: (len(path.name), path.name), default=None)
             return None if self._path is None else _last_loss(self._path)
-        except OSError:  # the file is being replaced, after ranks have gone back
+        except OSError:  # a rank that goes back to an earlier step replaces the file
             return None
 
 

@@ -1,5 +1,5 @@
 """
-Reads from the files of a run directory the settings and the report of a run, and which of its
+Reads the settings and the report of a run from its run directory, and finds out which of its
 processes live. No process of the run is asked, and nothing is written.
 """
 
@@ -26,9 +26,9 @@ from tft.launcher.run_directory import (
 from tft.launcher.summary import to_go_on
 
 _TOLERANCE = 2.0
-"""Seconds by which a process may seem to begin after its pid file was written. The kernel counts
-the start in ticks since boot, and the file has the time of the wall clock, which may be
-adjusted."""
+"""How many seconds after its pid file was written a process may seem to have begun. The two times
+come from different clocks: the kernel counts the start in ticks since boot, and the file has the
+time of the wall clock, which may be adjusted."""
 _LAUNCHERS = ("run", "lead")
 
 
@@ -151,8 +151,8 @@ def read_records(run_dir: Path) -> Records:
         began=began,
         report=report,
         living=living,
-        # a launcher that starts at this moment could not lock its file, so this is tried only where
-        # nothing else shows that the run lives
+        # look at the lock only if nothing else shows that the run lives: the look takes the lock
+        # for a moment, in which a launcher could not start
         elsewhere=report is None and not living and _is_held(run_dir),
     )
 
@@ -187,7 +187,8 @@ def _fresh_report(run_dir: Path) -> Mapping[str, Any] | None:  # Any: JSON
 
 def run_dirs_below(directory: Path) -> Iterator[Path]:
     """
-    Yield the run directories at and below a directory. A run directory is not searched for others.
+    Yield the run directories at and below a directory, but none that is inside another run
+    directory.
     """
     for here, folders, files in os.walk(directory):
         if JOB in files:
@@ -200,8 +201,8 @@ def living_parts(run_dir: Path) -> Mapping[str, int]:
     """
     Return the pids of the run's processes that live on this machine, by the name of the part.
 
-    The kernel reuses pids. So a process counts only if it began before its pid file was written:
-    it has had its pid since then.
+    The kernel reuses pids. So a process counts only if it began before its pid file was written. A
+    process that began later only has the same pid.
     """
     found = {}
     for path in sorted((run_dir / "pids").glob("*.pid")):

@@ -93,8 +93,8 @@ _UNHEARD = 10.0
 _LONELY = 120.0
 # seconds after which a node that is led by `tft lead` says again that it hears no controller
 _REMINDED = 600.0
-# seconds in which the broker or the controller may be killed five times because it hangs: a part that
-# always hangs again would hold the job for ever
+# seconds within which the broker or the controller may be killed five times because it hangs. At
+# the next time the job ends, because such a process would probably hang forever
 _HUNG_WITHIN = 600.0
 # seconds to wait, after an agent was killed, until its reaper has ended the processes left behind
 _ORPHANS_LIMIT = 5.0
@@ -164,7 +164,8 @@ def _console(plan: Plan) -> AbstractContextManager[Console | None]:
     """
     if not plan.leads or plan.progress == 0:
         return nullcontext()
-    # under another launcher, processes write to the terminal that this one does not know of
+    # draw no live line under another launcher: processes that this launcher has not started may
+    # write to the terminal too
     if plan.progress is None and not plan.launched and has_terminal():
         return LiveConsole(plan.settings.run_dir)
     return PlainConsole(plan.settings.run_dir)
@@ -249,7 +250,7 @@ def _beginning(plan: Plan) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """
-    Through what the launcher learns about the job, and tells the user.
+    The objects through which the launcher learns about the job and tells the user about it.
     """
 
     report: FreshReport
@@ -441,8 +442,8 @@ class NodeLauncher:
 
     def _hangs(self, name: str) -> None:
         """
-        Kill the broker or the controller, because it hangs. It is then started again. The job ends if
-        it hangs too often.
+        Kill the broker or the controller, because the process hangs. `_keep` then starts it again.
+        If the process hangs too often, the job ends.
 
         An agent is not killed, because the ranks of the node would die with it.
         """
@@ -612,7 +613,7 @@ class NodeLauncher:
 
     async def _show_progress(self, console: Console) -> None:
         """
-        Show the progress of the job. If that fails, the job goes on without it.
+        Show the progress of the job. If the progress cannot be shown, the job goes on all the same.
         """
         settings = self._plan.settings
         there = JobThere(
@@ -641,8 +642,8 @@ class NodeLauncher:
         If that launcher could not start, only its own terminal says why. A node that is led by
         `tft lead` waits without limit too, because another `tft lead` can lead it again.
 
-        The time is counted in looks. So if this process was stopped, or its machine has slept, the
-        messages that have come meanwhile are read before this node gives up.
+        The time is counted in checks, not read from the clock. So if this process was stopped, or
+        its machine has slept, waiting messages are read before this node gives up.
         """
         broker = self._plan.settings.broker
         while True:
@@ -668,8 +669,8 @@ class NodeLauncher:
 
     def _give_up(self, why: str) -> None:
         """
-        End this node, because the node that leads the job is lost. If the report of the job is
-        there, the job is over, and only the order to end has not reached this node.
+        End this node, because the node that leads the job is lost. If the run directory has the
+        report of the job, the job is over, and only the order to end has not reached this node.
         """
         code = self._told.report.exit_code()
         if code is None:

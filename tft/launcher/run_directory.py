@@ -76,12 +76,12 @@ def holds_story(run_dir: Path) -> bool:
 
 def living_run(run_dir: Path) -> str | None:
     """
-    Return the id of a run whose nodes go on training in this directory although its controller may
-    be gone. Return None if there is no such run.
+    Return the id of the run of this directory if its nodes still train, although its controller may
+    have ended. Return None if there is no such run.
 
-    There is such a run if the run has no report yet, and the launcher of some node is alive that
-    was started before the last entry of the story. A launcher that was started after this entry
-    belongs to the next run.
+    The nodes still train if the run has written no report, and if the launcher of some node is
+    alive and was started before the last entry of the story was written. A launcher that was
+    started later belongs to the next run.
     """
     try:
         told = (run_dir / STORY).stat().st_mtime_ns

@@ -12,15 +12,15 @@ from tft.launcher.look import RankSeen, Watch, pace
 from tft.launcher.records import Records
 from tft.stopped import is_stopped
 
-if TYPE_CHECKING:  # `tft run` imports this module, and needs no job machine
+if TYPE_CHECKING:  # `tft run` imports this module, and must not import the job machine
     from tft.replay.following import StoryFollower
 
 _BEHIND = 2
 """Steps that a rank must be behind the fastest to stand out. Nodes do not send their heartbeats at
 the same moment, so a difference of one step means nothing."""
 _STANDS = 1.0
-"""A rank that is less than this many seconds without progress, or behind the fastest rank, is never
-listed as one that stands out."""
+"""A rank does not stand out if it has made no progress, or is behind the fastest rank, for less
+than this many seconds."""
 _STEPS = 3
 """If a rank has made no progress for the time of this many steps, while another rank has, the rank
 is listed as one that stands out."""
@@ -195,7 +195,8 @@ def standing_out(facts: Facts) -> list[tuple[int, str]]:
 
 def oddities(facts: Facts) -> list[Oddity]:
     """
-    Return the same ranks, each with a word for the reason too. A rank is in the list once.
+    Return the ranks of a running job that an operator should look at, each with the reason as a
+    word and as a sentence. No rank is listed twice.
     """
     found = [
         Oddity(rank=rank, kind="silent", reason="no heartbeat") for rank in facts["missing_ranks"]
@@ -246,7 +247,7 @@ def _rank(seen: RankSeen, pids: Mapping[tuple[int, int], int], records: Records)
         "update_window": pulse.position.window,
         "seconds_since_progress": seen.standstill,
         "step_seconds": seen.step_seconds,
-        # pids of other machines say nothing here
+        # a pid of another machine may be the pid of any process on this machine
         "stopped": here and pid is not None and is_stopped(pid),
     }
 

@@ -69,7 +69,8 @@ def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JS
         return []
     software = [fault for fault in last["faults"] if fault["kind"] == "software"]
     if software:
-        # a bug is not retried: why no strategy was possible would only hide the error
+        # print only the error: a bug of the script is not retried, so why each strategy was
+        # impossible would only hide the error
         lines = _errors(software, last["id"])
     else:
         # the report of a job without a last checkpoint has the same reasons in `why`
@@ -91,7 +92,7 @@ def _errors(faults: Sequence[dict[str, Any]], incident: int) -> list[str]:  # An
     alike: dict[tuple[str, int], list[int]] = {}
     for fault in faults:
         if "\n" not in fault["evidence"]:
-            continue  # the process has left by itself, and has printed its error
+            continue  # the process has exited by itself, and has printed its error
         alike.setdefault((fault["evidence"], fault["step"]), []).append(fault["rank"])
     lines = []
     for (evidence, step), ranks in list(alike.items())[:_TRACEBACKS]:
