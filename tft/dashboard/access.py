@@ -18,14 +18,14 @@ class Access:
     """
     Decides whether a request is answered.
 
-    At a loopback address there is no token. There the name in the header `Host` must be one of this
-    machine, so that the page of another site cannot read this one under a name of its own (DNS
-    rebinding). At any other address, each request must bring the token.
+    At a loopback address there is no token. Instead, the header `Host` must name this machine. So a
+    page of another site cannot read this page through a host name that the other site has made to
+    point to this machine (DNS rebinding). At any other address, each request must bring the token.
     """
 
     def __init__(self, address: ListenAddress) -> None:
         self.token = "" if address.loopback else secrets.token_urlsafe(32)
-        """The token. Empty: none is needed."""
+        """The token. Empty: a request needs no token."""
 
     def names(self, host: str) -> bool:
         """

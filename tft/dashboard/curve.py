@@ -9,8 +9,9 @@ MOST = 2000
 more points, every second point is removed."""
 
 Point = tuple[float, int, float | None]
-"""Seconds since the run began, the step, and the seconds for each step since the point before. None:
-the job has not trained all the time, or has gone back."""
+"""Seconds since the run began, the step, and the mean seconds for a step since the point before.
+The last value is None if the job has not trained all this time, or has returned to an earlier
+step."""
 
 
 class Curve:
@@ -29,7 +30,7 @@ class Curve:
 
     def take(self, run: RunProgress) -> None:
         """
-        Add what is new in `run`. It is always the same run.
+        Add the samples of `run` that were not added before. Each call must get the same run.
         """
         while self._taken < len(run.samples):
             sample = run.samples[self._taken]

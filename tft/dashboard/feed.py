@@ -10,7 +10,7 @@ from tft.dashboard.page import Message, Page, encoded
 from tft.dashboard.view import View
 
 WAITING = 40
-"""The maximum number of messages that wait for one browser, the messages of 20 s. A browser that
+"""The maximum number of messages that wait for one browser: about those of 20 s. A browser that
 falls further behind is disconnected. It gets the whole page when it connects again."""
 MOST = 100
 """The maximum number of browsers that are connected at the same time."""
@@ -18,7 +18,7 @@ MOST = 100
 
 class Client:
     """
-    One browser.
+    One connected browser, with the messages that wait to be sent to it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,8 @@ class Client:
 
     def offer(self, message: bytes) -> None:
         """
-        Keep a message for the browser, or drop the browser if too many wait already.
+        Add a message for the browser. If too many messages wait already, mark the browser as one to
+        be disconnected.
         """
         try:
             self._messages.put_nowait(message)
@@ -44,7 +45,7 @@ class Client:
 
 class Feed:
     """
-    Draws the views of a job, and gives what has changed to all browsers.
+    Draws the views of a job, and sends what has changed to all browsers.
     """
 
     def __init__(self, page: Page) -> None:
@@ -54,14 +55,14 @@ class Feed:
     @property
     def clients(self) -> int:
         """
-        The number of browsers.
+        The number of connected browsers.
         """
         return len(self._clients)
 
     @property
     def full(self) -> bool:
         """
-        True if no more browsers are taken.
+        True if no further browser may connect.
         """
         return len(self._clients) >= MOST
 
@@ -79,7 +80,8 @@ class Feed:
     @contextmanager
     def client(self) -> Iterator[Client]:
         """
-        Yield a browser, which first gets the whole page and then what changes.
+        Add a browser for the time of a `with` block, and yield its `Client`. Its messages are first
+        the whole page, and then each change.
         """
         client = Client()
         client.offer(encoded(self._page.whole()))

@@ -119,7 +119,8 @@ class JobFollower:
 
 async def _passed(news: Awaitable[object], least: float, most: float) -> None:
     """
-    Wait for news: at least `least` seconds, and at most `most`, if this is more.
+    Wait until `news` has come, but for at least `least` seconds. Stop waiting after `most` seconds,
+    or after `least` if that is longer.
     """
 
     async def waited() -> None:

@@ -40,9 +40,10 @@ def codes(
     facts: Facts, world: int, slow: Iterable[int], behind: Iterable[int], *, heard: bool
 ) -> str:
     """
-    Return the letters of all ranks, in the order of the ranks. If a rank has several states, the
-    state that is marked last counts. `heard` is False as long as heartbeats cannot have arrived;
-    then a missing heartbeat does not mean that the rank is silent.
+    Return the letters of all ranks, in the order of the ranks. `slow` are the slow ranks, and
+    `behind` the ranks that hold up the job. If a rank has several states, the state that is marked
+    last counts. `heard` is False as long as heartbeats cannot have arrived; then a missing
+    heartbeat does not mean that the rank is silent.
     """
     found = bytearray(b"u" * world)
 

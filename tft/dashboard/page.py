@@ -1,7 +1,7 @@
 """
 Makes the HTML of the parts of the page from a view, and finds the parts that have changed since the
-view before. All texts are made on the server: the script in the browser only puts them in their
-place, and draws the pictures.
+view before. All texts are made on the server. The script in the browser only inserts them into the
+page, and draws the pictures.
 """
 
 import json
@@ -72,7 +72,7 @@ def size(count: int) -> str:
 
 def few(ranks: list[int]) -> str:
     """
-    Return the names of ranks, and of very many only the first.
+    Return ranks as text. If they are more than `_NAMED`, name only the first `_NAMED`.
     """
     more = len(ranks) - _NAMED
     return f"{ranks_of(ranks[:_NAMED])}{f' and {more} more' if more > 0 else ''}"
@@ -108,7 +108,8 @@ class Page:
 
     def update(self, view: View) -> Message:
         """
-        Draw another view. Return what has changed; nothing if the browser need not know.
+        Draw another view. Return a message with what has changed; the message is empty if nothing
+        has changed that a browser shows.
         """
         told = _told(view)
         drawn = {name: part.render(told) for name, part in self._parts.items()}
@@ -122,7 +123,7 @@ class Page:
 
     def whole(self) -> Message:
         """
-        Return everything, for a browser that knows nothing.
+        Return a message with the whole content of the page, for a browser that has just connected.
         """
         if self._view is None:
             return {"sections": {}}
@@ -181,7 +182,7 @@ def encoded(message: Message) -> bytes:
 
 def _told(view: View) -> Mapping[str, object]:
     """
-    Return the names that the templates use.
+    Return the values that the templates use, by name.
     """
     return {
         "view": view,
@@ -194,7 +195,7 @@ def _told(view: View) -> Mapping[str, object]:
 
 def _by_state(codes: str) -> dict[str, list[int]]:
     """
-    Return the ranks of each state but that of ranks that train.
+    Return the ranks in each state, by the letter of the state. Ranks that train are left out.
     """
     found: dict[str, list[int]] = {}
     for rank, letter in enumerate(codes):

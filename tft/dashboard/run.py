@@ -32,8 +32,8 @@ LATELY = 300.0
 _GOODPUT = 2.0
 """Seconds between two computations of the goodput. It changes slowly."""
 _SHARE = 50.0
-"""The pause between two computations of the goodput, as a multiple of the time that one takes. For
-a run of weeks, one takes a second."""
+"""The pause between two computations of the goodput, as a multiple of the time that one computation
+takes. For a run of weeks, a computation takes a second."""
 
 Entry = dict[str, Any]  # Any: JSON
 
@@ -77,7 +77,7 @@ class RunFollower:
 
     def read_past(self) -> None:
         """
-        Read what earlier runs in the directory have left, once.
+        Read the records of earlier runs in the directory. Call this method once.
         """
         try:
             report = gather(self.records.run_dir)
@@ -120,7 +120,8 @@ class RunFollower:
         entry: Entry = self._story.described(incident)
         self._told.known[incident.number] = known_of(entry)
         self._told.lost[incident.number] = int(entry["steps_lost"])
-        # the story and the file of the progress have times of the same controller's clock
+        # the story and the progress file have times of the same clock, unless another machine's
+        # controller has continued the run: then the time of day of the incident is not known
         at = run.unix + incident.opened - run.opened if run is not None and not run.shift else None
         self._told.past.insert(
             0,
@@ -162,8 +163,8 @@ class RunFollower:
         facts = {**running(situation), "odd": watch.odd}
         if facts["open_incident"] is not None:
             if facts["state"] == "healthy":
-                # the story is newer than the messages: the controller writes it before it sends
-                # them
+                # take the state from the story, which is newer: the controller writes an event to
+                # the story before it sends the messages about it
                 facts["state"] = self._story.stages[-1][0]
             facts["open_incident"]["what"] = what_happened({**facts["open_incident"], "open": True})
         quiet = silence(self.records, facts)
@@ -192,7 +193,7 @@ class RunFollower:
 
     def _forget(self, facts: Facts) -> None:
         """
-        Drop the remarks that ranks hold up the job, once the job has gone on.
+        Drop the remarks about ranks that hold up the job when the job has completed a further step.
         """
         step = -1 if facts["slowest"] is None else int(facts["slowest"]["step"])
         if not self._remarks.behind or facts["open_incident"] is not None:
@@ -202,7 +203,8 @@ class RunFollower:
 
     def _stages(self, facts: Facts) -> list[Stage]:
         """
-        Return the states of the open incident or of the start of the job, the present one last.
+        Return the states through which the job has gone in the open incident, or since its start.
+        The present state is the last. Return nothing while the job simply trains.
         """
         stages = self._story.stages
         if is_calm(facts, stages[-1][0] if stages else ""):

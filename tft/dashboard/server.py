@@ -28,11 +28,11 @@ _KINDS = {
     ".LICENSE": "text/plain",
 }
 _QUIET = 10.0
-"""Seconds without a message after which an empty one is sent, so that both ends notice a broken
+"""Seconds without a message after which an empty message is sent, so that both ends notice a broken
 connection."""
 _BUFFER = 64 * 1024
-"""Bytes that the kernel keeps for one browser. Without a limit it keeps megabytes for a browser that
-does not read."""
+"""The size in bytes of the kernel's buffer for one browser. Without this limit, the kernel would
+keep megabytes for a browser that does not read."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -73,7 +73,7 @@ def _listener(address: ListenAddress) -> socket.socket:
     listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # accepted connections inherit the size
+        # accepted connections inherit this size of the buffer
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         listener.bind((address.host, address.port))
     except OSError as refused:
@@ -106,7 +106,7 @@ def _application(access: Access, page: Page, feed: Feed, port: int) -> "Applicat
                     task.cancel()
                 await asyncio.wait([sending, dropped])
             if request.transport is not None:
-                # do not wait until a browser that does not read has taken the messages left for it
+                # do not wait until a browser that does not read has received the remaining messages
                 request.transport.abort()
         return response
 
@@ -141,11 +141,12 @@ def _application(access: Access, page: Page, feed: Feed, port: int) -> "Applicat
 
 def _guard(access: Access, port: int) -> "Middleware":
     """
-    Return the function that every request passes: it refuses those that may not see the page.
+    Return a function through which every request passes. The function refuses requests that may not
+    see the page.
     """
     from aiohttp import web
 
-    cookie = f"tft_token_{port}"  # a browser sends cookies to all ports of a machine
+    cookie = f"tft_token_{port}"  # name the port, because a browser sends cookies to all ports
 
     @web.middleware
     async def guard(request: "Request", handler: "Handler") -> "StreamResponse":

@@ -14,7 +14,7 @@ from tft.report.goodput import Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """
-    A state of the job during an incident or its start.
+    A state of the job during an incident, or during the start of the job.
     """
 
     state: str
@@ -68,7 +68,7 @@ class Disk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """
-    The picture of the ranks.
+    What the picture of the ranks shows.
     """
 
     codes: str
