@@ -1,4 +1,4 @@
 """
-What `tft report` does: it reads the records of a job in its run directory, computes how the time was
-spent, and writes both as a page.
+What `tft report` does: it reads the records of a job from the job's run directory, computes how the
+job's time was spent, and writes a page about both.
 """

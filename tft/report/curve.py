@@ -10,10 +10,11 @@ from statistics import median
 LEFT, TOP, WIDTH, HEIGHT = 70, 30, 700, 200
 """Pixels: the corner of the plot and its size."""
 POINTS = 350
-"""The most points of a curve: one for every two pixels. Values between two points are shown as a
-band from the smallest to the largest."""
+"""The maximum number of points of a curve: one for every two pixels. If there are more values, each
+point stands for a group of values: their median, with a band from the smallest to the largest."""
 LABELS = 40
-"""The most marks that get their numbers. More would cover each other."""
+"""The marks get their numbers only if there are at most so many marks, because more numbers would
+cover each other."""
 LINE, BAND, MARK = "#0072b2", "#56b4e9", "#d55e00"
 """Colours that colour-blind readers can tell apart."""
 
@@ -23,8 +24,9 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """
-    An incident on the axis: from where to where, its number, the place on the page to which it
-    leads, and its sentence.
+    The mark of an incident in a curve. `start` and `end` are values on the x axis, and `number` is
+    the number of the incident. A click on the mark leads to the element of the page with the id
+    `anchor`. `text` is the sentence about the incident.
     """
 
     start: float
@@ -43,8 +45,8 @@ def drawn(
     y_text: Callable[[float], str],
 ) -> str:
     """
-    Return the picture of a curve, which has a gap between two pieces. Return "" if there are fewer
-    than two points. `x_text` and `y_text` return the labels of the axes.
+    Return the picture of a curve that consists of `pieces`, with a gap between each two. Return ""
+    if there are fewer than two points. `x_text` and `y_text` return the labels of the axes.
     """
     points = [point for piece in pieces for point in piece]
     if len(points) < 2:
@@ -81,8 +83,8 @@ def drawn(
 
 def _grouped(points: Sequence[Point], size: int) -> list[tuple[float, float, float, float]]:
     """
-    Return groups of `size` neighbouring points: the place of the first one, and their least, median
-    and greatest value.
+    Divide the points into groups of `size` neighbours. Return for each group the x value of its
+    first point, and the least, median and greatest y value.
     """
     groups = [points[place : place + size] for place in range(0, len(points), size)]
     return [

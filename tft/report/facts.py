@@ -1,5 +1,5 @@
 """
-Collects what the run directory of a job says about it: how it ended, its incidents, its steps over
+Collects what a run directory says about its job: how the job ended, its incidents, its steps over
 time, and how its time was spent. The job may be over, may still run, or may have been killed.
 """
 
@@ -32,7 +32,7 @@ Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """
-    One run of the job. `tft run --resume` begins another one in the same run directory.
+    One run of the job. Each `tft run --resume` begins another run in the same run directory.
     """
 
     progress: RunProgress
@@ -88,9 +88,9 @@ class _Read:
 
     run_dir: Path
     report: Entry = field(default_factory=dict)
-    """The report of the last run; empty if it has none."""
+    """The report of the last run; empty if this run has written none."""
     reported: list[Entry] = field(default_factory=list)
-    """The incidents of the report, which may be that of an earlier run."""
+    """The incidents in `report.json`, even if that file is the report of an earlier run."""
     job: Entry = field(default_factory=dict)
     runs: list[RunProgress] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -141,8 +141,9 @@ def _run(
     read: _Read, place: int, incidents: Sequence[Entry], *, steps: int, running: bool
 ) -> RunFacts:
     """
-    Return one run. `steps` is the last step of the job. Each incident gets the keys `run`, the number
-    of the run from 1, and `began_unix`, the time of its fault in seconds since 1970.
+    Return the facts of the run at index `place` of `read.runs`. `steps` is the last step of the
+    job. Each of its incidents gets the keys `run`, the number of the run from 1, and `began_unix`,
+    the time of the fault in seconds since 1970.
     """
     run = read.runs[place]
     result = goodput.goodput(
@@ -218,7 +219,7 @@ def _checkpoint(read: _Read) -> str:
 def _losses(run_dir: Path) -> list[tuple[int, float]]:
     """
     Return the losses that the lowest rank has recorded under the name `loss` with `session.record`.
-    If no rank has, return those that it has logged with `session.log`.
+    If no rank has recorded losses, return those that the lowest rank has logged with `session.log`.
     """
     found: dict[int, float] = {}
     recorded, logged = (
@@ -233,7 +234,7 @@ def _losses(run_dir: Path) -> list[tuple[int, float]]:
                 if math.isfinite(loss):
                     found[int(row["step"])] = loss
             except (ValueError, KeyError, TypeError):
-                continue  # a row about something else, or one that was cut off
+                continue  # a row about something else, or an incomplete row
         if found:
             break
     return sorted(found.items())
@@ -244,8 +245,9 @@ def _losses(run_dir: Path) -> list[tuple[int, float]]:
 
 def _incidents(read: _Read) -> list[list[Entry]]:
     """
-    Return the incidents of each run. Those of a run with a report are in the report, behind those
-    of earlier runs. For the others they are made from the story.
+    Return the incidents of each run. If a run has written a report, its incidents are the last ones
+    of the report; those of earlier runs come before. For all other runs, compute the incidents from
+    the story.
     """
     reported = list(read.reported)
     found: list[list[Entry]] = []
@@ -262,8 +264,9 @@ def _incidents(read: _Read) -> list[list[Entry]]:
 
 def _story_incidents(read: _Read, run: RunProgress | None) -> list[Entry]:
     """
-    Return the incidents of a run from the story: of the last run if `run` is None. Without the
-    report, times count from the first evidence.
+    Return the incidents of a run, computed from the story; None stands for the last run. The times
+    in these incidents count from the first evidence of the fault, because only a report can tell
+    when the fault itself happened.
     """
     stories = _stories(read)
     story = (
@@ -304,7 +307,8 @@ def _stories(read: _Read) -> dict[tuple[str, float], Run]:
 
 def known_of(incident: Mapping[str, Any]) -> Known:  # Any: parsed JSON
     """
-    Return what goodput needs of an incident in the form of a report.
+    Return what the computation of the goodput needs to know about an incident. `incident` has the
+    form of an incident in a report.
     """
     total = None if incident.get("open") else float(incident["seconds"]["total"])
     return Known(
@@ -317,8 +321,9 @@ def known_of(incident: Mapping[str, Any]) -> Known:  # Any: parsed JSON
 
 def _until(read: _Read, place: int, *, running: bool) -> float:
     """
-    Return the time until which a run is counted: that of its last row or, if it has no end, of the
-    last event of its story. A job that runs is counted until now.
+    Return the time at which the run at index `place` ends for the computation of the goodput. A run
+    that has ended ends with its last row in the progress file, and a run that still runs ends now.
+    A run that was killed ends with its last row or the last event of its story, whichever is later.
     """
     run = read.runs[place]
     if run.ended:
@@ -328,13 +333,15 @@ def _until(read: _Read, place: int, *, running: bool) -> float:
     story = _stories(read).get((run.run, run.opened))
     events = () if story is None else story.events
     last = events[-1].event.at + run.shift if events else run.last
-    # the clock of the last controller, if the run was led by several ones on several machines
+    # ignore the story if its last time is far from the last row: then the two come from controllers
+    # on different machines, whose clocks cannot be compared
     return max(run.last, last) if abs(last - run.last) < 1e6 else run.last
 
 
 def _continued_from(runs: Sequence[RunProgress], place: int) -> int | None:
     """
-    Return the earliest step from which a later run has continued. It need not be the next one: a
-    third run may find that the checkpoints of the second are damaged.
+    Return the earliest step from which a run after the run at index `place` has continued, or None
+    if there is no later run. The run after the next may have gone back further, for example because
+    it found the checkpoints of the next run damaged.
     """
     return min((run.began_after for run in runs[place + 1 :]), default=None)

@@ -1,7 +1,7 @@
 """
-Computes how the time of a run was spent: goodput, and the kinds of loss. The parts add up to the
-time of the run. `docs/reference/report.md` defines each part. The code is pure: it reads no clock
-and does no I/O.
+Computes how the time of a run was spent: the goodput, and the time lost for each kind of reason.
+The parts add up to the time of the run. `docs/reference/report.md` defines each part. This module
+reads no clock and does no I/O.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,10 +23,11 @@ KINDS = (TRAINING, AGAIN, INCIDENT, START, PAUSE, STANDING, END)
 """The kinds of parts, in the order in which they are shown. There is one part of the kind INCIDENT
 for each strategy."""
 STILL_FACTOR = 10
-"""Without a step for this many median step times, the job counts as standing still."""
+"""The job counts as standing still when it has completed no step for this many median step
+times."""
 STILL_FLOOR = 2.0
-"""Without a step for less than this many seconds, the job does not count as standing still: the rows
-about steps are a second apart."""
+"""The job never counts as standing still when it has completed no step for less than this many
+seconds, because the rows about steps are a second apart."""
 LAST = ("dump", "exit")
 """The strategies that end the job."""
 
@@ -46,7 +47,7 @@ class Known:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """
-    A time of the run that was spent in one way, in seconds since the beginning of the run.
+    A time of the run that was spent in one way. `start` and `end` are seconds since the run began.
     """
 
     kind: str
@@ -65,9 +66,9 @@ class Span:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    A part of the time of a run. `strategy` is that of the incidents of the part; empty for other
-    kinds, `undecided` for an incident without a strategy yet, and `unknown` where neither the report
-    nor the story can be read.
+    All time of a run that was spent in one way. For incidents, there is a part for each `strategy`:
+    `undecided` if an incident has no strategy yet, and `unknown` if neither the report nor the
+    story can be read. For all other kinds, `strategy` is empty.
     """
 
     kind: str
@@ -196,8 +197,8 @@ def _kind(change: Change, *, started: bool, paused: bool) -> str:
 
 def _from_faults(spans: Iterable[Span], incidents: Mapping[int, Known]) -> list[Span]:
     """
-    Have incidents begin with their fault, which comes before its first evidence. An incident that
-    ends the job is a part of the end.
+    Move the begin of each incident back to the time of its fault, which is earlier than the first
+    evidence of the fault. Turn an incident that has ended the job into a span of the kind END.
     """
     found: list[Span] = []
     for span in spans:
@@ -214,7 +215,8 @@ def _from_faults(spans: Iterable[Span], incidents: Mapping[int, Known]) -> list[
 
 def _still(span: Span, samples: Sequence[Sample], step_time: float | None) -> list[Span]:
     """
-    Return a span of training, without the times in which the job stood still, and these times.
+    Split a span of training into spans in which steps were completed, and spans of the kind
+    STANDING. Return a span of any other kind as it is.
     """
     if span.kind != TRAINING or step_time is None:
         return [span]
@@ -239,8 +241,8 @@ def _still(span: Span, samples: Sequence[Sample], step_time: float | None) -> li
 def step_times(samples: Sequence[Sample], spans: Iterable[Span]) -> list[tuple[float, float, int]]:
     """
     Return the time of a step between every two samples within one span of training: the time of the
-    second sample, the seconds for each step, and the number of steps. The spans and the samples
-    must have the same clock.
+    second sample, the seconds for each step, and the number of steps. The times of spans and
+    samples must count from the same moment.
     """
     found = []
     for span in spans:
@@ -261,7 +263,9 @@ def _within(samples: Sequence[Sample], span: Span) -> Sequence[Sample]:
 
 def _step_time(progress: RunProgress, spans: Sequence[Span]) -> float | None:
     """
-    Return the median time of a step, in which each step counts the same.
+    Return the median time of a step. Every step counts once, also if a sample covers several steps.
+    Without two samples in one span of training, return the mean time, or None if that is not known
+    either.
     """
     times = sorted((seconds, steps) for _, seconds, steps in step_times(progress.samples, spans))
     half, count = sum(steps for _, steps in times) / 2, 0

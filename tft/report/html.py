@@ -27,7 +27,8 @@ from tft.report.sentences import ending, incident_title, moment, next_steps, par
 from tft.sentences import incident_sentence, remark_text, seconds
 
 PICTURES = 200
-"""The most incidents that are drawn: a picture has about 15 kB. The longest ones are drawn."""
+"""The maximum number of incidents with a picture, because a picture has about 15 kB. If there are
+more incidents, the longest ones get a picture."""
 COLORS = {
     TRAINING: "#009e73",
     AGAIN: "#e69f00",
@@ -37,9 +38,11 @@ COLORS = {
     STANDING: "#882255",
     END: "#0072b2",
 }
-"""Part of the time to colour. Colour-blind readers can tell them apart, and the table has the same."""
+"""The colour of each part of the time. Colour-blind readers can tell the colours apart, and a table
+says the same in words."""
 SIGNS = {"completed": "✓", RUNNING: "…", UNFINISHED: "?", "dumped": "!", "cancelled": "!"}
-"""A sign beside each result, so that it is not told by a colour alone. All others: ✗."""
+"""The sign that is shown beside each result, so that not only a colour tells the result. A result
+that is not listed gets ✗."""
 STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --soft: #595959; --back: #ffffff; --line: #cccccc;
   --card: #f5f5f5; --link: #005a9c }
@@ -307,7 +310,8 @@ def _line(incident: Entry) -> tuple[str, ...]:
 
 
 def _anchor(incident: Entry) -> str:
-    # earlier versions began again with 1 after a run that was killed
+    # name the run too: earlier versions of tft numbered incidents from 1 again after a killed run,
+    # so a job may have two incidents with one number
     return f"incident-{incident.get('run', 1)}-{incident['id']}"
 
 
@@ -375,7 +379,7 @@ def _list(entries: Iterable[str]) -> list[str]:
 
 def with_code(text: str) -> str:
     """
-    Return a sentence of tft, in which names are between backticks.
+    Return a sentence of tft as HTML. What is between backticks becomes a `code` element.
     """
     parts = map(escape, text.split("`"))
     return "".join(

@@ -98,7 +98,7 @@ def _listed(heading: str, entries: Iterable[str]) -> list[str]:
 
 def _text(text: str) -> str:
     """
-    Return a text in one line, in which nothing is markup.
+    Return a text as one line, with all characters escaped that would be markup in Markdown.
     """
     return _escaped(" ".join(text.split()))
 
@@ -109,7 +109,8 @@ def _escaped(text: str) -> str:
 
 def _advice(text: str) -> str:
     """
-    Return a sentence of tft, whose spans of code stay so.
+    Return a sentence of tft as Markdown. What is between backticks stays code, and the rest is
+    escaped.
     """
     parts = text.split("`")
     return "".join(f"`{part}`" if place % 2 else _escaped(part) for place, part in enumerate(parts))

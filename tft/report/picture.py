@@ -17,7 +17,7 @@ COLORS = {
     "rollback": "#882255",
     "resume": "#009e73",
 }
-"""Phase to colour. All of them can be told apart by colour-blind readers, on light and on dark
+"""The colour of each phase. Colour-blind readers can tell the colours apart, on light and on dark
 backgrounds."""
 SAID = {
     "detect": "the fault is noticed",
@@ -35,7 +35,7 @@ LEFT, WIDTH, ROW, TOP, LEAST = 70, 700, 30, 30, 2.0
 """Pixels: where the time axis begins, its length, the height of a rank, the space above the ranks,
 and the shortest bar."""
 MOST = 32
-"""The most ranks that a picture shows."""
+"""The maximum number of ranks that a picture shows."""
 MARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 """The distances in seconds that the marks of a time axis may have."""
 
@@ -44,8 +44,9 @@ Entry = dict[str, Any]  # Any: parsed JSON, described in `docs/reference/report.
 
 def drawn(incident: Entry) -> str:
     """
-    Return the picture of an incident, as `incidents` of a report has it. A picture of many ranks
-    shows those at fault, and of the others those that took longest.
+    Return the picture of an incident, which has the form of an entry of `incidents` in a report. If
+    there are more than `MOST` ranks, show the ranks with a fault, and then the ranks whose phases
+    took longest.
     """
     phases = [phase for phase in incident["phases"] if phase["name"] in COLORS]
     victims = {fault["rank"] for fault in incident["faults"]} - {None}
@@ -84,7 +85,8 @@ def drawn(incident: Entry) -> str:
 
 def _shown(phases: Sequence[Entry], victims: set[int]) -> tuple[list[int], int]:
     """
-    Return the ranks that the picture shows, and how many it does not show.
+    Return the ranks that the picture shows, and the number of ranks that it leaves out. `victims`
+    are the ranks with a fault.
     """
     taken: dict[int, float] = {}
     for phase in phases:

@@ -10,8 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 JUMP = 5.0
-"""The difference in seconds between CLOCK_MONOTONIC and the time of day, since the last row, from
-which a controller is taken to run on another machine, or on the same machine after a restart."""
+"""By how many seconds CLOCK_MONOTONIC and the time of day may disagree about the time since the
+last row. If they disagree by more, the controller counts as one on another machine, or on a machine
+that was restarted, so its CLOCK_MONOTONIC counts from another moment."""
 _TAIL = 1 << 16
 """How much of the end of the file is read, in bytes, to find the newest step."""
 
@@ -19,7 +20,8 @@ _TAIL = 1 << 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """
-    The lowest step that all ranks had completed which trained, and the number of these ranks.
+    The highest step that all training ranks had completed at the time `at`, and how many ranks
+    trained.
     """
 
     at: float
@@ -62,8 +64,8 @@ class RunProgress:
     """The time of the last row."""
     last_unix: float = 0.0
     shift: float = 0.0
-    """The seconds to be added to the times of the present controller, so that they are on the clock
-    of the first one."""
+    """How many seconds to add to the times of the present controller to get times on the clock of
+    the first controller."""
 
     @property
     def ended(self) -> bool:
@@ -83,8 +85,8 @@ class RunProgress:
     def began_after(self) -> int:
         """
         The step after which the run has begun to train. It is earlier than `from_step` if the ranks
-        could not load that checkpoint, and have taken an older one: then the first row about steps
-        shows it, up to the steps that this row does not have.
+        could not load the checkpoint of `from_step`, and have loaded an older one. Then it is
+        estimated from the first row about steps, so it may be some steps too late.
         """
         return min([self.from_step, *(sample.step - 1 for sample in self.samples[:1])])
 
@@ -92,7 +94,8 @@ class RunProgress:
 def runs_of(text: str) -> tuple[list[RunProgress], int]:
     """
     Return the runs in the text of a `progress.jsonl`, and the number of rows that cannot be read.
-    Blank rows do not count: a controller writes one after a row that an earlier one did not finish.
+    Blank rows do not count as unreadable: a controller may write one to end a row that an earlier
+    controller has not completed.
     """
     runs: list[RunProgress] = []
     return runs, _take(runs, text)
@@ -129,8 +132,9 @@ class ProgressReader:
 
 def newest_step(path: Path) -> int | None:
     """
-    Return the step of the newest row about steps, or the step from which a newer run has continued.
-    Only the end of the file is read. Return None if it has no such row or cannot be read.
+    Return the step of the newest row about steps. If a run has begun since that row, return the
+    step from which this run continues. Only the end of the file is read. Return None if it has no
+    such row, or if the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -139,7 +143,7 @@ def newest_step(path: Path) -> int | None:
     except OSError:
         return None
     for text in reversed(rows):
-        with suppress(ValueError, KeyError, TypeError):  # not whole, or of another form
+        with suppress(ValueError, KeyError, TypeError):  # an incomplete row, or no row of this file
             row = json.loads(text)
             if "step" in row:
                 return int(row["step"])
@@ -165,7 +169,7 @@ def _take(runs: list[RunProgress], text: str) -> int:
     return unread
 
 
-# the rows are parsed JSON; a row of another form raises one of the errors that `runs_of` catches
+# the rows are parsed JSON; if a row has another form, an exception is raised that `_take` handles
 def _lead(runs: list[RunProgress], row: dict[str, float]) -> None:
     at, unix, opened = float(row["at"]), float(row["unix"]), float(row["opened"])
     run = str(row["run"])
@@ -209,7 +213,8 @@ def _add(run: RunProgress, row: dict[str, float]) -> None:
 
 def least_ranks(samples: Sequence[Sample]) -> int:
     """
-    Return the lowest number of ranks that two samples in a row have; 0 if there are none. One
-    sample alone may be from the moment in which a rank was lost.
+    Return the lowest number of ranks with which the job has trained; 0 if there are fewer than two
+    samples. A lower number in a single sample is ignored, because the sample may be from the moment
+    in which a rank was lost.
     """
     return min((max(one.ranks, next_.ranks) for one, next_ in pairwise(samples)), default=0)

@@ -17,7 +17,7 @@ KINDS = {
     STANDING: "no step completed, without an incident",
     END: "last checkpoint and end",
 }
-"""How the parts of the time are called."""
+"""What each part of the time is called in a report."""
 
 
 def moment(unix: float | None) -> str:
@@ -82,7 +82,8 @@ def next_steps(facts: Facts) -> list[str]:
 
 def incident_title(facts: Facts, incident: Entry) -> str:
     """
-    Return how an incident is called. If the job has several runs, its run is named.
+    Return the title of an incident. If the job has several runs, the title names the run of the
+    incident.
     """
     of_run = f" of run {incident['run']}" if len(facts.runs) > 1 and "run" in incident else ""
     return f"Incident {incident['id']}{of_run}"
