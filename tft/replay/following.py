@@ -1,6 +1,7 @@
 """
-Follows the story of a run that may still be running: gives its events to the job machine as they
-are written. So a command of an operator knows the incidents of the job as its controller does.
+Follows the story of a run that may still be running: gives each event to a job machine as soon as
+the event is written. So a command of an operator, such as `tft status`, knows the incidents of the
+job as the controller knows them.
 """
 
 from collections.abc import Sequence
@@ -18,21 +19,22 @@ from tft.replay.recording import Opened, StoryEvent, StoryReader
 
 class StoryFollower:
     """
-    The job machine of the newest run in a story, as far as the story is written.
+    The job machine of the newest run in a story, in the state after the last event that was read.
 
     If the story cannot be read, or if the machine of this version fails at an event, `failure` says
-    why. The facts that were known before stay.
+    why. The facts that were known before that event stay available.
     """
 
     def __init__(self, path: Path) -> None:
         self.failure = ""
-        """Why the story is not followed any further. Empty: it is followed."""
+        """Why no further events of the story are read. Empty: reading has not failed."""
         self.nodes: dict[int, NodeJoined] = {}
         """By node that takes part: the last report with which its agent joined."""
         self.pids: dict[tuple[int, int], int] = {}
         """By rank and incarnation: the pid of the process."""
         self.run = ""
-        """The identifier of the run. While a new run is starting, the story ends with that before."""
+        """The identifier of the run. While a new run is starting, this is still the run before,
+        because the story contains nothing of the new run yet."""
         self.stages: list[tuple[str, float]] = []
         """The states of the job since the newest incident was opened, or since the run began, each
         with the time in seconds at which it began, on the clock of the controller's machine."""
@@ -99,7 +101,7 @@ class StoryFollower:
     def last_step(self) -> int | None:
         """
         The highest completed step that a rank has reported. Ranks report steps only in and after
-        incidents, so the job may be further. None if this is not known.
+        incidents, so the job may have completed more steps. None if this is not known.
         """
         return None if self._machine is None else self._machine.last_step
 

@@ -34,8 +34,8 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
-"""The smallest number of bytes that a line of a story can have. It gives an upper limit for the
-number of lines in an unreadable part of the file."""
+"""The smallest number of bytes that a line of a story can have. From it follows how many lines an
+unreadable part of the file may have had at most."""
 _WAIT = 10.0
 """How many seconds a write waits for room on a full disk. It is shorter than `pulse.LIMIT`, after
 which a controller counts as hanging. It is long enough that a controller that gives up and is started
@@ -272,8 +272,8 @@ class StoryReader:
 
     def news(self) -> list[Opened | StoryEvent]:
         """
-        Return the complete lines that were added since the last call. The beginning of a run is an
-        `Opened`. Return nothing while there is no story.
+        Return the complete lines that were added since the last call: for the first line of a run
+        an `Opened`, and for each other line a `StoryEvent`. Return nothing while there is no story.
 
         Raises `StoryCorrupt` if a line is damaged, and `UsageError` if another version of tft has
         written it.

@@ -80,8 +80,8 @@ these events out, because other lines of the timeline show the same facts."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
-"""The names of those fields of messages that the timeline leaves out, because its lines show them
-in other ways or nobody needs them."""
+"""The names of the fields of messages that the timeline leaves out, because its lines show these
+fields in other ways, or because operators do not need them."""
 LONG = 100
 """The maximum number of characters that the timeline shows of one long text, such as the value of a
 field of a message."""
@@ -238,8 +238,8 @@ def _signal(number: int) -> str:
 
 def plainly(message: object) -> str:
     """
-    Return a message as text: the rank, the name of the message's class, and those fields that tell
-    an operator something.
+    Return a message as text: the rank, the name of the message's class, and the fields that have a
+    value (except those in `BESIDE_THE_POINT`).
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "

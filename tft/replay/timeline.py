@@ -148,8 +148,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Record the ranks to which each order was sent, and the time. The line about the answers to
-        the order later says whether all these ranks have answered, and how long they took.
+        Record the ranks to which each order was sent, and the time. Later, the line about the
+        answers to an order says whether all these ranks have answered, and how long they took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
