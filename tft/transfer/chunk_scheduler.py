@@ -63,7 +63,7 @@ class ChunkScheduler:
     def begun(self) -> bool:
         """
         Return True if at least one source has made its offer (the description of its copy of the
-        shard), or if all sources are lost.
+        shard), or if all sources are lost and no offer will come.
         """
         return bool(self._offers) or not self._living()
 

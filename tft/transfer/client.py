@@ -68,13 +68,14 @@ def fetch(
     arrived and all digests were right. Both functions are called on the calling thread.
 
     Each source offers its copy with `meta` and the names and sizes of its buffers. A source whose
-    offer differs from the most common offer is not used. A source counts as lost if it sends no
-    byte, nor a sign of life while it prepares the shard, for `patience` seconds.
+    offer differs from the most common offer is not used. A source counts as lost if it sends
+    nothing for `patience` seconds; while it prepares the shard, it sends signs of life
+    (`Preparing`).
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. If another thread sets `abandoned`, raises `TransferFailed` a few times `TICK`
-    seconds later. After an error the content of the buffers is undefined. No thread writes to the
-    buffers any more when this function returns or raises.
+    its failure. If another thread sets `abandoned`, raises `TransferFailed` soon (within a few
+    times `TICK` seconds). After an error the content of the buffers is undefined. No thread writes
+    to the buffers any more when this function returns or raises.
     """
     clock = SystemClock()
     began = clock.now()

@@ -43,8 +43,8 @@ TICK = 0.02
 """The time in seconds after which a waiting thread checks whether the fetch is over."""
 
 _ASKED = 2
-"""The most chunks that are requested from one source and have not arrived yet. With two, the source
-can send one chunk while the request for the next chunk is on its way to the source."""
+"""The maximum number of chunks that are requested from one source and have not arrived yet. With
+two chunks, the source can send one while the request for the next is on its way to the source."""
 
 
 def bring(

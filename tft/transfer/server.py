@@ -48,9 +48,9 @@ _SIGN_OF_LIFE = 1.0
 client while it prepares a shard. A client gives up a source that is silent for
 `tft.transfer.client.PATIENCE` seconds."""
 _SIGNS = 120
-"""The most signs of life (`Preparing` messages) that one client gets. If the shard is still not
-prepared then, the server refuses the request. The client still has time to fetch from another
-source: the time limit `repair` of its order is longer."""
+"""The maximum number of signs of life (`Preparing` messages) that one client gets. If the shard is
+still not prepared then, the server refuses the request. The client still has time to fetch from
+another source: the time limit `repair` of its order is longer."""
 _VANISHED = 30
 """The time in seconds after which the server closes the connection to a client whose machine does
 not answer, or which reads no bytes."""
@@ -61,9 +61,9 @@ _BREATH = 0.1
 """The time in seconds before the server tries again to accept a connection or to start its thread.
 An attempt fails when the process has no more file descriptors, or the system no more threads."""
 _STARTS = 20
-"""The most attempts to start the thread of a connection. After the last attempt, the server closes
-the connection, and the client asks another source. The attempts take less time than a client waits
-for a silent source."""
+"""The maximum number of attempts to start the thread of a connection. After the last attempt, the
+server closes the connection, and the client asks another source. The attempts take less time than a
+client waits for a silent source."""
 
 
 class ShardServer:

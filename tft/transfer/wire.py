@@ -49,8 +49,8 @@ PIECE = 512 << 10
 these bytes, they are still in the CPU cache, because they were just digested. A quarter of this
 size is slower by a tenth, because of the additional calls; twice the size is not faster."""
 _VIEWS = 512
-"""The most memoryviews that are passed to the kernel in one call. Linux accepts at most 1024
-(`IOV_MAX`)."""
+"""The maximum number of memoryviews that are passed to the kernel in one call. Linux accepts at
+most 1024 (`IOV_MAX`)."""
 _FRAME = struct.Struct("!I16s")
 _RANGE = struct.Struct("!QQ")
 _DIGEST = 16
