@@ -236,7 +236,7 @@ class Layout:
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
         Yield two values for each pair of pipeline stage and tensor rank: the suffix of the names of
-        the pair's shards, and the lowest rank of the pair.
+        the pair's shards, and the lowest rank that has this stage and this tensor rank.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):

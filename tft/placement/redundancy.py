@@ -13,8 +13,8 @@ from tft.core.plan.topology import Topology
 class Survival:
     """
     The ranks or nodes whose loss would lose state, each with the name of a shard that would be
-    lost. Any other single rank or node can be lost without losing state, and so can any other pair
-    of ranks or nodes.
+    lost. Every rank or node that is not in `alone` can be lost by itself without loss of state.
+    Every pair of such ranks or nodes that is not in `pairs` can be lost together.
     """
 
     alone: Mapping[int, str]
