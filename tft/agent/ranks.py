@@ -48,16 +48,16 @@ _ELSEWHERE = "by another program"
 """For the log: how a process was started that another program (`StartedElsewhere`) has started."""
 
 PARTS = 7
-"""About how many extra beats with digests the agent sends in one cycle through all slices of a
-shard. A rank posts the digest of one slice in each step. There is no beat for each digest, because
-with short steps such beats would take a notable part of each step on a busy node."""
+"""About how many extra heartbeats with digests the agent sends in one cycle through all slices of a
+shard, besides the regular heartbeats. A rank posts the digest of one slice in each step. Not each
+digest gets a heartbeat, because with short steps this would take a notable part of each step."""
 MANY = 24
-"""The number of new digests of one rank after which an extra beat is sent. The page of a rank keeps
-only the newest digests, so older digests must be sent in time."""
+"""The number of new digests of one rank after which an extra heartbeat is sent. The page of a rank
+keeps only the newest digests, so older digests must be sent in time."""
 REPEATED = 3
-"""For how many of the last beats the agent remembers the number of digests on the page of a rank.
-With these numbers it sends each digest in `REPEATED` - 1 beats, so that no digest is lost with one
-beat."""
+"""For how many of the last heartbeats the agent remembers the number of digests on the page of a
+rank. With these numbers it sends each digest in `REPEATED` - 1 heartbeats, so that no digest is
+lost with one heartbeat."""
 
 
 @dataclass(slots=True)
@@ -108,13 +108,14 @@ class _RankState:
     answers: list[Spawned | Exited] = field(default_factory=list)
     """The reports on the newest incarnation. They are sent again when an order is repeated."""
     posted: deque[int] = field(default_factory=lambda: deque(maxlen=REPEATED))
-    """How many digests the rank had posted on its page at each of the last beats."""
+    """How many digests the rank had posted on its page at each of the last beats. From these
+    numbers `repeated` finds the digests that need not be sent again."""
     sent: tuple[int, int] = (0, 0)
     """How many digests the rank had posted on its page at the last beat that had digests, and the
     step of the newest of these digests."""
     hurried: bool = False
-    """True if the last beat had so many new digests of this rank that the next digests may be worth
-    an extra beat."""
+    """True if the rank posts digests so fast that an extra beat may soon be needed. The agent then
+    looks for new digests at short intervals."""
     worked: int = 0
     """The number of steps whose times were sent so far."""
     last: Pulse | None = None
@@ -131,8 +132,9 @@ class _RankState:
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests of this rank are worth an extra beat. They are if there are
-        at least `MANY`, or if they cover one of `PARTS` equal parts of a cycle through the slices.
+        Return whether the new digests of this rank are worth an extra beat (heartbeat). They are if
+        there are at least `MANY`, or if they cover one of `PARTS` equal parts of a cycle through
+        the slices.
         """
         posted = self.page.posted()
         newest = self.page.digests(posted - 1) if posted > self.sent[0] else ()
@@ -304,8 +306,8 @@ class Ranks:
 
     def hurried(self) -> bool:
         """
-        Return whether some rank posts digests so fast that its next digests may be worth an extra
-        beat.
+        Return whether some rank posts digests so fast that an extra beat (heartbeat) may soon be
+        needed for them.
         """
         return any(rank_state.hurried for rank_state in self._rank_states.values())
 
