@@ -103,7 +103,8 @@ class LiveConsole:
         self._drawn = b""
         """The progress line that the terminal shows now. Empty: it shows none."""
         self._whole = True
-        """True if the last output of the job ended with a line end."""
+        """True if the last output of the job ended with a line end. Otherwise the progress line is
+        not drawn, because it would stand in the middle of a line."""
         self._lost = False
         """True if writing to the terminal has failed, because it is gone."""
         self._saved: dict[int, int] = {}
@@ -169,7 +170,7 @@ class LiveConsole:
                     break
                 try:
                     self._draw()
-                except Exception as error:  # noqa: BLE001 # the output must be read on
+                except Exception as error:  # noqa: BLE001 # the output must still be read
                     self._parts = ()
                     self._pass_on(f"tft: the progress is not shown any more: {error!r}\n".encode())
         # copy what this process and its children have written before the end

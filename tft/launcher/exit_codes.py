@@ -22,7 +22,8 @@ RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
 class Restarts:
     """
     Limits how often the broker or the controller may be restarted. One object counts the restarts
-    of one of these processes. A process that dies again and again would not recover.
+    of one of these processes. Without a limit, a process that can never work would be restarted
+    forever.
     """
 
     def __init__(self, *, limit: int = 10, within: float = 60.0) -> None:

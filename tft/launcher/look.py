@@ -35,7 +35,7 @@ FRESH = 3.0
 """Seconds without a message after which a part counts as silent. An agent sends ten heartbeats in a
 second, and a controller a `Lead` each second."""
 _SPAN = 10.0
-"""The time in seconds over whose steps the mean step time is computed."""
+"""The mean step time is computed from the steps of the last so many seconds."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
 _PAUSE = 0.05  # seconds between two checks, because a check takes longer than messages are apart
 _HEALTHY = str(State.HEALTHY)
@@ -124,7 +124,7 @@ class Watch:
                         self.orders.set()
                     self.lead, self._led = lead, self._clock.now()
                     if lead.state != _HEALTHY:
-                        self._steps.clear()  # the time to the next step includes the incident
+                        self._steps.clear()  # else the time of the next step includes the incident
             case News(epoch=epoch, notices=notices):
                 if self.lead is None or epoch >= self.lead.epoch:
                     self.notices = notices
@@ -159,20 +159,21 @@ class Watch:
     @property
     def leads(self) -> bool:
         """
-        Return whether a controller has said lately that it leads the job.
+        Return whether a controller has said within the last `FRESH` seconds that it leads the job.
         """
         return self.lead is not None and self._clock.now() - self._led <= FRESH
 
     @property
     def state(self) -> str:
         """
-        The state of the job; empty if no controller has said it lately.
+        The state of the job; empty if no controller has reported it within the last `FRESH`
+        seconds.
         """
         return self.lead.state if self.lead is not None and self.leads else ""
 
     def nodes(self) -> set[int]:
         """
-        Return the nodes whose agents have sent a heartbeat lately.
+        Return the nodes whose agents have sent a heartbeat within the last `FRESH` seconds.
         """
         now = self._clock.now()
         return {node for node, (_, at) in self._beats.items() if now - at <= FRESH}

@@ -38,7 +38,7 @@ _STANDS, _STEPS = 3.0, 3
 """A line says that the job makes no progress if the last progress is longer ago than `_STANDS`
 seconds, and longer than `_STEPS` steps usually take."""
 _TAIL = 4096
-"""The number of bytes at the end of a file of records in which its last row is looked for."""
+"""How many bytes at the end of a file of records are searched for the last row."""
 _TRAINS = (str(State.HEALTHY), str(State.PAUSING))
 
 
@@ -79,7 +79,8 @@ class Progress:
         self._since = self._clock.now()
         self._state = ""
         self._before: tuple[int, float] | None = None
-        """The step of the last line of a job that trained, and when this step ended."""
+        """The step that the line before has shown, and when this step ended. None if the job did
+        not train then."""
 
     def parts(self, watch: Watch) -> list[Part]:
         """

@@ -88,8 +88,8 @@ _LOOK = 1.0
 _UNHEARD = 10.0
 # seconds without a message of a controller after which a node gives up, if it has heard one before.
 # A controller that is started again is back within seconds, and one that hangs is killed after
-# `pulse.LIMIT`. If node 0 trains on at the other end of a broken network, its controller has given
-# this node up long before
+# `pulse.LIMIT`. If node 0 trains on at the other end of a broken network, its controller has long
+# gone on without this node
 _LONELY = 120.0
 # seconds after which a node that is led by `tft lead` says again that it hears no controller
 _REMINDED = 600.0
