@@ -5,7 +5,7 @@ The curves of a run: its steps over time, and the time of a step.
 from tft.report.progress import RunProgress, Sample
 
 MOST = 2000
-"""The maximum number of points of a curve, about as many as a screen has pixels. When a curve has
+"""The maximum number of points of a curve: about the width of a screen in pixels. When a curve has
 more points, every second point is removed."""
 
 Point = tuple[float, int, float | None]

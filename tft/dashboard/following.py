@@ -52,7 +52,8 @@ def disk_of(run_dir: Path) -> Disk | None:
 
 class JobFollower:
     """
-    Makes views of the job in a run directory, for ever.
+    Shows the job in a run directory, run after run: makes a `View` again and again, and passes it
+    to `show`.
     """
 
     def __init__(self, run_dir: Path, show: Show) -> None:

@@ -15,8 +15,8 @@ from tft.sentences import remark_text
 @dataclass(slots=True, kw_only=True)
 class Remarks:
     """
-    The ranks that are slow, and the ranks that hold up the job, as the controller has written it to
-    the file of the remarks.
+    The ranks that are slow, and the ranks that hold up the job, according to the file of the
+    remarks, which the controller writes.
     """
 
     path: Path
@@ -31,7 +31,8 @@ class Remarks:
 
     def read(self, run: str) -> None:
         """
-        Read what was added about `run` to the file. A file that cannot be read has no remarks.
+        Read what was added to the file about the run `run`. If the file cannot be read, it counts
+        as one to which nothing was added.
         """
         if run != self._run:
             self._run, self._place = run, 0

@@ -41,7 +41,8 @@ Entry = dict[str, Any]  # Any: JSON
 @dataclass(slots=True, kw_only=True)
 class _Told:
     """
-    The parts of the page about closed incidents. Each part is made only once.
+    What is known about closed incidents. It is kept here, so that it is computed only once for each
+    incident.
     """
 
     known: dict[int, Known] = field(default_factory=dict)
@@ -66,8 +67,8 @@ class RunFollower:
         self._spent: Spent | None = None
         self._next = 0.0
         self._places: dict[int, int] = {}
-        # rows of nodes are made again only when ranks have moved to other nodes: in a large job
-        # this takes long
+        # what the present rows of nodes were made from: they are made again only when this has
+        # changed, because making them takes long in a large job
         self._placed: tuple[dict[int, int], dict[int, str], int] = ({}, {}, 0)
         self._rows: tuple[NodeRow, ...] = ()
         self._reached = 0.0
@@ -270,7 +271,7 @@ def past_of(report: Report) -> list[Past]:
 def is_calm(facts: Facts, last: str) -> bool:
     """
     Return True if neither an incident nor the start of the job is going on. `last` is the last
-    state in the story of the job. It counts while no controller says the state of the job.
+    state in the story of the job. It is used while no controller reports the state of the job.
     """
     state = facts["state"] if facts["parts"]["controller"]["answers"] else last
     return facts["open_incident"] is None and "healthy" in (facts["state"], state)

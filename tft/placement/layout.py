@@ -1,7 +1,8 @@
 """
 Derive from the sizes of a job's parallelism which rank will hold which shard, before the job runs.
-The result is a `Topology` (the ranks of each shard), as a running job has it. Only this module and
-`memory_cost`, which computes memory from these sizes, know the kinds of parallelism by name.
+The result is a `Topology` (the ranks of each shard), the class that a running job uses too. Only
+this module and `memory_cost`, which computes memory from these sizes, know the kinds of parallelism
+by name.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ from html import escape
 from statistics import median
 
 LEFT, TOP, WIDTH, HEIGHT = 70, 30, 700, 200
-"""Pixels: the corner of the plot and its size."""
+"""The upper left corner of the plot, its width and its height, in pixels."""
 POINTS = 350
 """The maximum number of points of a curve: one for every two pixels. If there are more values, each
 point stands for a group of values: their median, with a band from the smallest to the largest."""

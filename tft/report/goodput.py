@@ -93,7 +93,8 @@ class Goodput:
     @property
     def share(self) -> float:
         """
-        The goodput: the share of the time that went into steps that were kept. 0 for no time.
+        The goodput: the share of the time that went into steps that were kept. 0 if the run took no
+        time.
         """
         kept = sum(part.seconds for part in self.parts if part.kind == TRAINING)
         return kept / self.wall if self.wall else 0.0
@@ -126,7 +127,8 @@ def goodput(
 
 def together(runs: Sequence[Goodput]) -> Goodput:
     """
-    Return how the time of several runs was spent together. The time between two runs is not in it.
+    Return how the time of several runs was spent together. The time between two runs is not
+    counted.
     """
     parts: dict[tuple[str, str], Part] = {}
     for part in (part for run in runs for part in run.parts):
@@ -197,8 +199,9 @@ def _kind(change: Change, *, started: bool, paused: bool) -> str:
 
 def _from_faults(spans: Iterable[Span], incidents: Mapping[int, Known]) -> list[Span]:
     """
-    Move the begin of each incident back to the time of its fault, which is earlier than the first
-    evidence of the fault. Turn an incident that has ended the job into a span of the kind END.
+    Move the beginning of each incident back to the time of its fault, which is earlier than the
+    first evidence of the fault. Turn an incident that has ended the job into a span of the kind
+    END.
     """
     found: list[Span] = []
     for span in spans:

@@ -389,7 +389,7 @@ def with_code(text: str) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
-    Return a table. The first cell of a row is its head. The cells must be escaped.
+    Return a table. The first cell of a row is the heading of the row. The cells must be escaped.
     """
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     lines = [

@@ -32,8 +32,8 @@ SAID = {
 }
 TEXT = "#808080"
 LEFT, WIDTH, ROW, TOP, LEAST = 70, 700, 30, 30, 2.0
-"""Pixels: where the time axis begins, its length, the height of a rank, the space above the ranks,
-and the shortest bar."""
+"""In pixels: where the time axis begins, its length, the height of a rank's row, the space above
+the ranks, and the width of the shortest bar."""
 MOST = 32
 """The maximum number of ranks that a picture shows."""
 MARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)

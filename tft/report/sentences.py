@@ -22,7 +22,7 @@ KINDS = {
 
 def moment(unix: float | None) -> str:
     """
-    Return a time of day, given in seconds since 1970; empty if it is not known.
+    Return the date and time `unix`, in seconds since 1970, as text; empty if it is not known.
     """
     return "" if unix is None else f"{datetime.fromtimestamp(unix, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -100,7 +100,8 @@ def part_name(part: Part) -> str:
 
 def part_times(part: Part) -> str:
     """
-    Return how often a part occurs, such as `3 incidents`; empty where that says nothing.
+    Return how often a part occurs, such as `3 incidents`; empty for parts of which a number says
+    nothing.
     """
     names = {
         INCIDENT: ("incident", "incidents"),

@@ -41,8 +41,8 @@ log = structlog.get_logger()
 Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
-"""The time in seconds that the server waits for bytes of a client until it has the `Hello` of the
-client."""
+"""How many seconds the server waits for the next bytes of a client that has not sent its whole
+`Hello` yet."""
 _SIGN_OF_LIFE = 1.0
 """The time in seconds between two signs of life (`Preparing` messages), which the server sends to a
 client while it prepares a shard. A client gives up a source that is silent for
