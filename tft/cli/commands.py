@@ -412,8 +412,7 @@ def _spare_option() -> click.Option:
 
 def _reporting(copy: str) -> list[click.Parameter]:
     """
-    Return the options that say how the user is told about a job. `copy` is the help text of
-    `--report`.
+    Return the options `--report` and `--progress`. `copy` is the help text of `--report`.
     """
     return [
         click.Option(["--report"], type=click.Path(path_type=Path, dir_okay=False), help=copy),

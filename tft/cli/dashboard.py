@@ -1,5 +1,5 @@
 """
-`tft dashboard`: serves one page about a job, until it is ended.
+`tft dashboard`: serves one page about a job, until the user ends the command.
 """
 
 import asyncio

@@ -79,7 +79,8 @@ async def _listed(directory: Path) -> list[Facts]:
         except UsageError as unread:
             return _unread(run_dir, str(unread))
         if records.result != "running":
-            # a long story takes seconds to read, and running jobs must be heard meanwhile
+            # use another thread: a long story takes seconds to read, and meanwhile this thread must
+            # receive the messages of running jobs
             return await asyncio.to_thread(_ended, records)
         async with gate:
             return await _running(records)

@@ -75,8 +75,8 @@ class Advisors:
 
     def closed(self, incident: Mapping[str, object], began: float) -> None:
         """
-        Tell the plugins about a closed incident: its entry in the report, and the time from which
-        the times in the entry count (in seconds since 1970).
+        Tell the plugins about a closed incident: its entry in the report, and the time `began` (in
+        seconds since 1970), from which the times in the entry count.
         """
         call_guarded(self._plugins, "tft_on_incident_closed", incident=incident, began=began)
 

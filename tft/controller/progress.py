@@ -44,7 +44,8 @@ PROGRESS = "progress.jsonl"
 def last_incident(path: Path) -> int:
     """
     Return the highest number that an incident of an earlier run has in the file `path`; 0 if there
-    is none. A run that was killed has no report, so its incidents are only here and in the story.
+    is none. A run that was killed has no report, so its incidents are only in this file and in the
+    story.
     """
     highest = 0
     with suppress(OSError), path.open("rb") as file:

@@ -89,7 +89,8 @@ WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states of the job in which ranks are expected to make progress. A standstill in any other
 state is not reported."""
 REMARKED = frozenset({CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED})
-"""The events of the job machine that operators are told as remarks about the job too."""
+"""The events of the job machine that also become remarks about the job: remarks are kept for the
+report and sent to consoles."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
 
 log = structlog.get_logger()
@@ -444,8 +445,8 @@ class Controller:
 
     def _node_lost(self, message: NodeLost) -> NodeLost:
         """
-        Forget the heartbeats of a lost node. Return the report with the step that the ranks had
-        reached.
+        Forget the heartbeats of a lost node. Return the report `message`, completed with the
+        highest step that any rank has reached.
         """
         self._beats.hang_detection.forget(message.node)
         return replace(message, step=self._beats.times.furthest)
