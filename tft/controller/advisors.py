@@ -83,8 +83,8 @@ class Advisors:
     def final(self, step: int | None) -> None:
         """
         Tell the plugins that all steps up to `step` are final: all ranks have ended them. `step` is
-        lower than the last time if the job has returned to a checkpoint. None: nothing has changed,
-        so tell nothing.
+        lower than in the call before if the job has returned to an earlier step. None: nothing has
+        changed, so tell nothing.
         """
         if step is not None:
             call_guarded(self._plugins, "tft_on_final_step", step=step)

@@ -1,6 +1,6 @@
 """
 Asks all ranks where they stand when no rank makes progress. From the answers it concludes which
-ranks the others wait for, and tells operators. A standstill is not a fault yet: if it lasts,
+ranks hold up the others, and tells operators. A standstill is not a fault yet: if it lasts,
 `HangDetection` reports a fault.
 """
 

@@ -25,7 +25,7 @@ MANY = 50
 """The maximum number of entries of a list on the page. `tft report` shows all entries."""
 _NAMED = 60  # the maximum number of ranks of one state that the page lists by number
 LOW = 0.05
-"""The share of a disk below which its free space counts as little."""
+"""If less than this share of a disk is free, the page says that this is little."""
 _SIGNS = {"healthy": "✓", "busy": "…", "trouble": "✗", "over": "■"}
 
 _NOTHING: Facts = {"state": "", "command": (), "parts": None, "open_incident": None}
