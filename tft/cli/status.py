@@ -209,7 +209,7 @@ def _row(name: str, value: str, width: int) -> list[str]:
 
 def _table(facts: Facts, *, everything: bool) -> list[str]:
     """
-    Return a table of all ranks, or in a job with many ranks of those that stand out.
+    Return a table of all ranks or, if the job has many ranks, of the ranks that stand out.
     """
     if facts["state"] == "over":
         return []

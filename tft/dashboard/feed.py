@@ -10,8 +10,8 @@ from tft.dashboard.page import Message, Page, encoded
 from tft.dashboard.view import View
 
 WAITING = 40
-"""The maximum number of messages that wait for one browser: about those of 20 s. A browser that
-falls further behind is disconnected. It gets the whole page when it connects again."""
+"""The maximum number of messages that wait for one browser: about the messages of 20 s. A browser
+that falls further behind is disconnected. It gets the whole page when it connects again."""
 MOST = 100
 """The maximum number of browsers that are connected at the same time."""
 

@@ -72,7 +72,7 @@ def size(count: int) -> str:
 
 def few(ranks: list[int]) -> str:
     """
-    Return ranks as text. If they are more than `_NAMED`, name only the first `_NAMED`.
+    Return ranks as text. If there are more than `_NAMED`, name only the first `_NAMED`.
     """
     more = len(ranks) - _NAMED
     return f"{ranks_of(ranks[:_NAMED])}{f' and {more} more' if more > 0 else ''}"

@@ -37,7 +37,9 @@ second, and a controller a `Lead` each second."""
 _SPAN = 10.0
 """The mean step time is computed from the steps of the last so many seconds."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
-_PAUSE = 0.05  # seconds between two checks, because a check takes longer than messages are apart
+# seconds between two checks whether everything is known: in a large job a message comes each
+# millisecond, and a check takes longer, so a check is not made for each message
+_PAUSE = 0.05
 _HEALTHY = str(State.HEALTHY)
 _RANK = re.compile(r"rank\.(\d+)/(\d+)\.(\d+)")
 

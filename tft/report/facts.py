@@ -142,8 +142,8 @@ def _run(
 ) -> RunFacts:
     """
     Return the facts of the run at index `place` of `read.runs`. `steps` is the last step of the
-    job. Each of its incidents gets the keys `run`, the number of the run from 1, and `began_unix`,
-    the time of the fault in seconds since 1970.
+    job. Each incident of the run gets the keys `run`, the number of the run from 1, and
+    `began_unix`, the time of the fault in seconds since 1970.
     """
     run = read.runs[place]
     result = goodput.goodput(
@@ -245,9 +245,8 @@ def _losses(run_dir: Path) -> list[tuple[int, float]]:
 
 def _incidents(read: _Read) -> list[list[Entry]]:
     """
-    Return the incidents of each run. If a run has written a report, its incidents are the last ones
-    of the report; those of earlier runs come before. For all other runs, compute the incidents from
-    the story.
+    Return the incidents of each run. If a run has ended with a report, its incidents are in the
+    report, after those of earlier runs. For all other runs, compute the incidents from the story.
     """
     reported = list(read.reported)
     found: list[list[Entry]] = []
