@@ -61,7 +61,8 @@ class Group:
 
         Raises `ConnectionError` when the process group is broken.
         """
-        # `tft_regroup` makes the first call to form the group, which is no collective of a step
+        # the first call comes from `tft_regroup`, which forms the group: it is not a collective of
+        # a step, so do not tell tft about it
         if self._turn:
             _adopted.contributing()
         return self.meet(number)

@@ -60,9 +60,9 @@ class AdaptorContract:
 
     def test_hooks_that_belong_together_are_there_together(self) -> None:
         """
-        An adaptor implements all hooks of a set that belong together, or none of them. If an
-        adaptor keeps copies, for example, tft asks it for the steps of the copies and orders it to
-        restore copies.
+        An adaptor implements all hooks of a set that belong together, or none of them. An adaptor
+        that can make copies of its state, for example, must also be able to list the copies and to
+        restore them.
         """
         hook = self.training.hooks()
         for group in (
@@ -124,7 +124,7 @@ class AdaptorContract:
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
         All ranks that hold a shard name the same holders of the shard. If two ranks disagree, tft
-        takes copies from ranks that have no copy.
+        may try to fetch a shard from a rank that does not hold it.
         """
         with self.begun() as ranks:
             told = ranks.all("shards")

@@ -72,7 +72,7 @@ class ScriptedState:
     Ranks that hold the same shard must have equal descriptions."""
     shards: tuple[str, ...] = ()
     odd: dict[int, str] = field(default_factory=dict)
-    """By rank from which this rank cannot fetch shards: the reason."""
+    """By rank: why this rank cannot fetch shards from that rank."""
 
 
 @dataclass(slots=True)

@@ -178,8 +178,8 @@ class Script:
     """By rank: the rank-local state that another node has kept for the rank. If a rank is missing
     here, that node reports that it has kept nothing for the rank."""
     forgetful: set[int] = field(default_factory=set)
-    """The nodes whose agents do not answer a `Recall` order (report the rank-local state kept for a
-    lost node)."""
+    """The nodes whose agents do not answer a `Recall` order, which asks for the rank-local state
+    that was kept for a lost node."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
     """By rank: the digests of the rank's losses and gradients, which its reports contain from now
     on."""

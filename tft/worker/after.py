@@ -157,7 +157,7 @@ class AfterPhase:
         Call the functions in `after`, which are due after this step. Before each call,
         `expect(seconds)` announces how long the function may take, so that the rank does not count
         as hanging. After each call, `complete()` raises an exception if collectives of the function
-        may have been aborted on the device. So no further function gets their wrong results.
+        may have been aborted on the device, because the results of aborted collectives are wrong.
         """
         self._records.begin_after(step)
         self.running = True

@@ -25,8 +25,9 @@ STEPS = 20
 """The number of steps that are audited in each process. With `--audit strict` all steps are
 audited."""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""The parts of the state that a script may set again at the start of each iteration. If an incident
-takes the rank out of the loop there, tft restores these parts."""
+"""The parts of the state that a script may set again at the start of each iteration. tft restores
+these parts after an incident. So a change of them between the end of a step and the next update
+window does no harm."""
 
 DATA = "data"
 """The name under which `tft_generators` reports the data position."""
@@ -105,7 +106,7 @@ class _Ahead:
     the first step of that function has begun."""
     early: Mapping[str, str] = field(default_factory=dict)
     """The generators (and the data position) that the user's function has used before its first
-    step, each with the line of that step."""
+    step. Each is mapped to the line of the script (FILE:LINE) at which the first step began."""
     head: Mapping[str, str] = field(default_factory=dict)
     """The digests of generators and data position when the present step began. Empty if `early` is
     empty."""
@@ -135,9 +136,9 @@ class Findings:
         everywhere: bool = False,
     ) -> None:
         """
-        Log a finding once, with `sentence` as the reason: not if an earlier finding had the same
-        `kind` and concerned the same part of the state, `what`. Add `inexact`, if it is not empty,
-        to the reasons why a recovery is not bit-identical.
+        Log a finding, with `sentence` as the reason. Add `inexact`, if it is not empty, to the
+        reasons why a recovery is not bit-identical. Do neither if an earlier finding had the same
+        `kind` and concerned the same part of the state (`what`).
 
         Usually all ranks have the same finding, so only rank 0 logs the finding. With `everywhere`,
         each rank logs the finding. If `refuse` is True, raise `UsageError` instead of logging. If
@@ -164,11 +165,12 @@ class Audit:
     `collective_failed`. These two may be called on any thread, and ignore calls on threads other
     than the training thread.
 
-    `failed` is the function that the adaptor calls when a collective has failed. It passes the
-    failures of a tail on to `collective_failed`. `loop` is the code object of the function of tft that calls the user's function. `awake` is
-    called when a collective has failed in the tail of a step: the end of that step must be checked,
-    even if the audit has ended. `position` returns the step whose window closed last, and whether
-    the loop is in the tail of that step.
+    `failed` is the function that the adaptor calls when a collective has failed. If that happens in
+    the tail of a step, `failed` calls `collective_failed`. `loop` is the code object of the
+    function of tft that calls the user's function. `awake` is called when a collective has failed
+    in the tail of a step: the end of that step must be checked, even if the audit has ended.
+    `position` returns the step whose window closed last, and whether the loop is in the tail of
+    that step.
     """
 
     hook: pluggy.HookRelay
@@ -242,8 +244,8 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            # without tails, only `window_opens` would use digests of the state; without the hook
-            # `tft_compare` it cannot compare them
+            # without tails, only `window_opens` would use digests of the state, and it cannot
+            # compare them without the hook `tft_compare`: so compute no digests
             return
         look = self._look()
         if look is None:
@@ -322,8 +324,8 @@ class Audit:
 
     def further_window(self, step: int) -> None:
         """
-        Report that one iteration over `session.steps` opens a further update window, that of
-        `step`.
+        Report that an iteration over `session.steps` opens more than one update window. Each window
+        is one step; `step` is the step of the additional window.
 
         Raises `UsageError` in strict mode.
         """
@@ -361,14 +363,16 @@ class Audit:
         if failure is None or _comes_from(error, failure.error):
             return ""
         if not isinstance(error, _Cut):
-            # log this also in strict mode: an exception that is raised here, after the loop was
-            # left, would not be reported as a fault of the rank
+            # log the finding in strict mode too, instead of raising `UsageError`: the loop was left
+            # already, so an exception that is raised here would not be reported as a fault of the
+            # rank
             self._say_swallowed(failure, refuse=False)
         return failure.line
 
     def unkept(self, what: str, sentence: str) -> None:
         """
-        Report state that changes while training and that the adaptor does not keep. `what` names it.
+        Report a part of the state, named `what`, that changes while training and that the adaptor
+        neither saves nor restores.
 
         Raises `UsageError` in strict mode.
         """

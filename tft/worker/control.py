@@ -174,7 +174,7 @@ class Control:
         self._outbox = Outbox()
         self.compared = Compared()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """The functions to call when a report is acknowledged. The key is the number of the
+        """By number of a report: the function to call when the controller has acknowledged the
         report."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
@@ -306,8 +306,8 @@ class Control:
             self._bus.publish(BEATS, self._training.whereabouts(rank, incarnation, message.number))
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            # copies count as equal only up to the step before the first one that is trained now: an
-            # earlier message (`Lead`) may have named a later step, which the job has given up
+            # training continues with `order.step`, so copies count as equal up to the step before:
+            # an earlier message (`Lead`) may have named a later step, which the job has given up
             if isinstance(order, Resume):
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]

@@ -5,8 +5,9 @@ whether the process can continue.
 The exception is examined first, then the exceptions from which it was raised. For each of them
 these sources are asked, in this order: the kind that a `TrainingFault` declares, the lines that
 plugins add, the table of device faults, the adaptor. The first source that knows one of the
-exceptions decides the kind. The line of the table that says that an error is a bug of the script is asked last.
-The device context counts as lost if any source says so for any of these exceptions.
+exceptions decides the kind. A line of the table that calls an error a bug of the script counts only
+if the adaptor does not know the exception. The device context counts as lost if any source says so
+for any of these exceptions.
 """
 
 import re
@@ -40,8 +41,8 @@ class Diagnostician:
         continue.
 
         If no source knows the kind, the kind is `software`, a bug of the user's script. But the
-        kind is `process` if a `TrainingFault` declares that the device context is lost: the script
-        says then that this is no bug.
+        kind is `process` if a `TrainingFault` declares that the device context is lost, because a
+        script that declares this has met a fault, not a bug.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
@@ -75,7 +76,8 @@ class Diagnostician:
             return Diagnosis(kind=error.kind)
         if line is not None and line.kind is not None:
             return Diagnosis(kind=line.kind)
-        # the adaptor may know why what looks like a bug of the script is none
+        # ask the adaptor before the error counts as a bug of the script: the adaptor may know
+        # another cause of the error
         return classified or (None if line is None else Diagnosis(kind="software"))
 
     def _classified(self, error: BaseException) -> Diagnosis | None:

@@ -1,9 +1,9 @@
 """
-The first work of `tft.init` in a rank's process that another program, not the agent, has started
-(see `tft.spi.launcher`).
+The preparation of a rank's process that another program, not the agent, has started (see
+`tft.spi.launcher`).
 
-No code of tft ran in this process before `tft.init`. So `tft.init` must first do what
-`tft.worker.launch` does before the script in other processes.
+In other processes, `tft.worker.launch` prepares the process before it runs the script. In this
+process no code of tft ran before the script, so `tft.init` makes these preparations.
 """
 
 import os
@@ -65,9 +65,9 @@ def _tie() -> None:
     """
     Make this process die when the program that started it dies.
 
-    If another process, such as a shell, is between that program and this process, do nothing. When
-    the agent ends, the reaper of the node kills the process: it kills all processes that have the
-    agent's mark in their environment.
+    If another process, such as a shell, is between that program and this process, do nothing. In
+    this case the reaper of the node kills this process when the agent ends. The reaper kills all
+    processes that have the agent's mark in their environment.
     """
     parent = take_parent()
     if parent is not None and parent == os.getppid():

@@ -73,8 +73,8 @@ class FaultReports:
         left its loop. `message` is the report of the first failure, if there was one.
 
         A `network` fault is replaced if `error` shows that the device context is lost: the lost
-        device may be its cause. Raises `error` if there was no first failure and the context is not
-        lost.
+        device may have broken the connection. Raises `error` if there was no first failure and the
+        context is not lost.
         """
         lost = self.diagnose(error).context_lost
         if lost and (message is None or message.kind == "network"):

@@ -48,7 +48,8 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        # the agent then starts the ranks without a fork server, and the ranks report this error too
+        # print only one line: the agent then starts the ranks without a fork server, and each rank
+        # reports this error too
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         preload_plugins()

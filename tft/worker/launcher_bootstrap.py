@@ -32,8 +32,8 @@ from tft.worker.launchers import Launcher, launcher_of
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
-"""The adaptor that can read the store of torchrun. It reads the store in every job, also if the job
-uses another adaptor.
+"""The adaptor that reads the store of torchrun, in every job: no other adaptor can read that store,
+so this adaptor is loaded for it even if the job trains with another adaptor.
 """
 _PYTHON_WITH_WORD = "WX"
 """The one-letter options of Python that take a value. The value is the rest of the word
@@ -123,8 +123,8 @@ def started_as(python: Sequence[str], file: str | None) -> list[str]:
 
 def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
     """
-    Return the options about nodes, ranks and the broker for `tft run`. This process of a launcher
-    turns itself into `tft run` with an exec call, and that `tft run` starts the script again.
+    Return the options of `tft run` that set the nodes, the rank and the broker. This process, which
+    a launcher has started, replaces itself (exec) by `tft run` with these options.
     """
     words = [
         *("--nnodes", str(launcher.world), "--node-rank", str(launcher.rank)),
@@ -164,7 +164,8 @@ def _check_nothing_begun(options: Sequence[str]) -> None:
 
 def _host(launcher: Launcher, options: Sequence[str]) -> str:
     """
-    Return the address at which this machine reaches process 0.
+    Return the address at which this machine reaches process 0 (the process with rank 0 of the
+    launcher).
 
     Raises `UsageError` if other machines cannot use the address, or if the options do not allow
     ports that other machines can reach.

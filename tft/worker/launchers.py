@@ -23,8 +23,9 @@ _NO_STEPS = 0xFFFF_FFF0
 """The first of the special Slurm step numbers. This number and higher numbers do not stand for
 steps of srun, but for a batch script or an interactive shell."""
 _PORTS = 10_000
-"""The lowest port that tft chooses for a Slurm job. tft chooses one of 10,000 pairs of ports that
-begin at this port. All these ports are below the ports that Linux uses for outgoing connections."""
+"""The lowest port that tft chooses for a Slurm job, and also the number of pairs of ports from
+which tft chooses. The highest of these ports is 29,999, below the ports that Linux uses for
+outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +243,8 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) == machines and machine < machines:
         return counts[machine]
-    # if the environment does not say it, assume srun's default: machines have equally many
-    # processes, and the first machines one more if the number cannot be divided
+    # if the environment does not say it, assume srun's default: all machines have equally many
+    # processes, or the first machines have one more if the processes cannot be divided evenly
     each, more = divmod(world, machines)
     return each + (machine < more)
 
@@ -280,10 +281,10 @@ def _check(found: Launcher) -> None:
 
 def _numbers(part: str) -> Iterator[str]:
     """
-    Yield the texts that a part of a node list stands for: the part itself or, if it is in brackets,
-    each number in it.
+    Yield the texts that a part of a node list stands for: the part itself or, if the part is in
+    brackets, each number between the brackets.
 
-    The brackets contain numbers and ranges of numbers.
+    The brackets contain numbers and ranges of numbers: `[01-03,7]` gives 01, 02, 03 and 7.
     """
     if not part.startswith("["):
         yield part

@@ -146,8 +146,9 @@ class Observers:
         Run the check of a plugin that is called `name`, and return its result. Return None if no
         plugin has a check with this name.
 
-        An exception of the check is raised and not only logged, because there is no result then. A
-        `SystemExit` is raised as a `RuntimeError`, unless a signal has caused it.
+        Raises the exception of a check that fails, because such a check has no result. If the check
+        calls `sys.exit`, a `RuntimeError` is raised instead of `SystemExit`, so that the process
+        does not end. Only a `SystemExit` that a signal has caused is raised unchanged.
         """
         try:
             result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)

@@ -57,7 +57,8 @@ from tft.worker.step_gate import Gate
 log = structlog.get_logger()
 
 NOT_CAPTURED = -1
-"""Given as the step at which the loop was left, if no rank-local state was captured at that moment.
+"""The step number that stands for "no step": no rank-local state was captured when the loop was
+left.
 """
 
 
@@ -233,8 +234,8 @@ class Hands:
         return Work()
 
     def _drop_groups(self) -> None:
-        # also drop the last reference to the old wrapper of the model (such as DDP) that exists
-        # outside the adaptor. If the wrapper were freed later, its process group would be destroyed
+        # `model` is the last reference outside the adaptor to the old wrapper of the model (such as
+        # DDP). Drop it now: if the wrapper were freed later, its process group would be destroyed
         # while the new process group is in use
         self._state.model = None
         self._grouped = None
@@ -243,8 +244,8 @@ class Hands:
     def _drop_unused_groups(self, order: RankOrder) -> None:
         """
         Drop process groups that this rank has formed early, or has begun to form, for an earlier
-        round than that of `order`. They are of no use now: another strategy was chosen, without
-        another `Stop` order.
+        round than that of `order`. They are of no use now, because the controller has chosen
+        another strategy. It has sent no further `Stop` order, which would have dropped the groups.
         """
         if self._grouped is None or self._grouped == (order.incident, order.round):
             return
@@ -452,7 +453,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # this run's own checkpoint is its newest now: later ones are set aside
+        ):  # the loaded checkpoint is of this run, and its newest now: later ones are set aside
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)

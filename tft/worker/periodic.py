@@ -47,7 +47,8 @@ _WRITING = 1800.0
 The time is long, because this function writes whole shards to disk."""
 
 _PATIENCE = 1800.0
-"""Seconds that a wait for the disk may take before the training thread counts as hanging."""
+"""Seconds that the training thread may wait for the disk (until a checkpoint is written, or old
+checkpoints are removed) before it counts as hanging."""
 
 _CLOSING = 2.0
 """Seconds that the process, before it ends, waits for a checkpoint that is being written."""
@@ -183,8 +184,8 @@ class Periodic:
         self._round = (0, 0)
         """The incident and the round (attempt) of the last order to resume training."""
         self._staged = (0, self._round)
-        """The last step that was copied for a checkpoint, and the incident and round of that
-        time."""
+        """The last step whose state was copied for a checkpoint, and the value that `_round` had
+        then."""
         self._in_loop = False
         self._threads: set[str] = set()
         """The names of the threads that were started."""
@@ -330,8 +331,8 @@ class Periodic:
         has removed old checkpoints.
 
         `step` is the last step, and `local_state` the rank-local state at its end. If a rank was
-        lost while it wrote its part of a checkpoint of this step, all ranks write their parts again:
-        there is no later checkpoint.
+        lost while it wrote its part of the checkpoint of this step, all ranks write their parts
+        again, because no later checkpoint will follow.
         """
         if (
             local_state is not None
@@ -402,10 +403,10 @@ class Periodic:
                 self._reports.failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
-        # All ranks have begun the previous checkpoint, because none can be a whole step behind. A
-        # rank begins a checkpoint only when it has written its part of the previous checkpoint. So
-        # no rank still writes the checkpoint of two intervals ago, or an older one. Remove the
-        # unfinished ones among these old checkpoints, because they may have filled the disk.
+        # All ranks have begun the previous checkpoint, because no rank can be a whole step behind
+        # another. A rank begins a checkpoint only when it has written its part of the checkpoint
+        # before. So no rank still writes the checkpoint of two intervals ago, or an older
+        # checkpoint. Remove those that are unfinished, because they may have filled the disk.
         checkpoint.sweep(self._store, part.step - 2 * self._settings.checkpoint_every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)

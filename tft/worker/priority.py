@@ -27,8 +27,9 @@ class LowPriority:
         if self._lowered:
             os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
         self._autogroup = _read(_AUTOGROUP).rpartition(" nice ")[2]
-        # write it twice: most users may write to this file only ten times a second, all processes
-        # together, and so could not raise the priority again in time
+        # as a test, first write the present value twice: for most users the kernel accepts only one
+        # write to such files in a tenth of a second. If the test fails, do not lower the priority,
+        # because it might not be possible to raise it again in time
         self._autogroup_lowered = (
             bool(self._autogroup)
             and all(_write(_AUTOGROUP, self._autogroup) for _ in range(2))
@@ -50,9 +51,10 @@ class LowPriority:
 
 def _may_raise(nice: int) -> bool:
     """
-    Return whether this process may raise its priority to `nice` again. Try it with the next lower
-    priority. The capabilities of the process would not show it: in a container with user ids of its
-    own, a process has the capability, and the kernel still refuses.
+    Return True if this process may raise its priority to `nice` again after lowering it. Find out
+    by a try with the next lower priority. The capabilities of the process do not answer the
+    question: in a container with its own user ids, the kernel refuses the change even if the
+    process has the capability.
     """
     if nice >= _LOWEST:
         return False

@@ -150,10 +150,10 @@ class _RowFile:
         wanted: Callable[[dict[str, Any]], bool],  # Any: any JSON value
     ) -> None:
         """
-        Drop the rows that are not wanted, among the rows of steps later than `step`.
+        Among the rows of steps later than `step`, drop those for which `wanted` returns False.
 
-        Only these rows are read, which are the last ones in the file. To read the whole file would
-        take longer with each step of the job.
+        Only the rows of these steps are read, which are at the end of the file. Reading the whole
+        file would take longer with each step of the job.
         """
         if not self._path.exists():
             return
@@ -195,8 +195,8 @@ def _number(name: object, value: object) -> int | float:
 
 def _later(path: Path, step: int) -> tuple[int, list[bytes]]:
     """
-    Return the last lines of a file of records, from the first line of a step later than `step` on,
-    and the offset in bytes at which they begin. Damaged lines among them count as such lines.
+    Return the lines at the end of a file of records that belong to steps later than `step`, and the
+    offset in bytes at which these lines begin. A damaged line counts as a line of a later step.
     """
     size = path.stat().st_size
     lines: list[bytes] = []

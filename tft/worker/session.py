@@ -180,11 +180,12 @@ class Session:
 
     def export(self) -> Path | None:
         """
-        Return the directory in which the loop is to write a checkpoint of its framework, if the job
-        has resumed only for that (`--export-only`). Otherwise return None.
+        Return the directory in which the loop is to write a checkpoint in the format of its
+        framework, if the job was resumed only to write that checkpoint (`--export-only`). Otherwise
+        return None.
 
-        A loop that can do this calls this method before `begin` or `run`. When all ranks have written
-        the checkpoint, the loop ends as it does after its last step.
+        A loop that can write such a checkpoint calls this method before `begin` or `run`. When all
+        ranks have written the checkpoint, the loop ends as it does after its last step.
         """
         self._saving.exports = True
         return self._settings.export if self._settings.export_only else None
@@ -376,8 +377,8 @@ class Session:
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """
-        Log values of this step: `session.log(loss=loss, lr=rate)`, or `session.log({"val/loss": x})`
-        for names that are no words of Python.
+        Log values of this step, as in `session.log(loss=loss, lr=rate)`, or
+        `session.log({"val/loss": x})` for names that are not Python identifiers.
 
         `tft run --log` sends them to wandb, MLflow, TensorBoard or another logger, once for each
         step. The step is the same as for `record`, and so are the rules: call this method before
@@ -408,7 +409,8 @@ class Session:
 
     def compare_slices(self, of: int) -> None:
         """
-        Let the controller compare copies while the job trains; see `tft.spi.SessionView`.
+        Cut each shard into `of` slices, so that the controller can compare copies while the job
+        trains; see `tft.spi.SessionView`.
         """
         self._control.compared.cycle = of
 
@@ -444,8 +446,8 @@ class Session:
     @property
     def audited(self) -> bool:
         """
-        True if the present step is one of those that tft audits: the first ones, unless the user
-        has chosen otherwise.
+        True if tft audits the present step (looks for habits of the loop that an incident cannot
+        repair). By default tft audits only the first steps of each process.
         """
         return self._loop.audited
 
@@ -454,8 +456,9 @@ class Session:
         Report state of the script that changes while training and that the adaptor does not keep.
         For adaptors that look for such state in audited steps.
 
-        The sentence says what it is and what to do. It is logged once for each `what`, and is in
-        the report of each later incident. Raises `UsageError` with `--audit strict`.
+        `sentence` says what the state is and what the user should do. It is logged once for each
+        `what`, and is in the report of each later incident. With `--audit strict`, raises
+        `UsageError`.
         """
         self._loop.unkept(what, sentence)
 
@@ -561,13 +564,14 @@ class Session:
 
     def synchronize(self) -> None:
         """
-        Wait until the device has done its work. Raises an exception if a collective in it may have
-        been aborted, because its result is then wrong. For programs with a training loop of their
-        own.
+        Wait until the device has done its work. Raises an exception if a collective may have been
+        aborted, because the result of an aborted collective is wrong. For programs with a training
+        loop of their own.
 
-        Call this in `attempt` before a result of collectives is taken out of it. A device reports
-        an aborted collective as a success, so nothing else shows that the result is wrong. Where a
-        collective is complete when its call returns, this method does nothing.
+        Call this at the end of the function that is given to `attempt`, before results of
+        collectives are used outside that function. A device reports an aborted collective as a
+        success, so nothing else shows that the result is wrong. Where a collective is complete when
+        its call returns, this method does nothing.
         """
         self._loop.synchronize()
 
@@ -628,9 +632,10 @@ class Session:
     def _cut_off(self, message: Faulted | None, line: str = "") -> None:
         """
         Capture the rank-local state at the moment at which the loop was left, and report the fault
-        `message`. If the state cannot be captured, report `message` nevertheless, and that the
-        device context is lost if this is the reason. An interrupted rank without a fault of its own
-        raises the exception: its process ends, and another one takes its place.
+        `message`. If the state cannot be captured, report `message` nevertheless, and report a lost
+        device context if that is the reason. If there is neither a fault nor a lost device context
+        to report, raise the exception of the capture: the process ends, and another process takes
+        its place.
         """
         step, captured = self.step, b""
         try:

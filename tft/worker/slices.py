@@ -80,8 +80,8 @@ class Slices:
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
         self._cut: dict[int, _Slice] = {}
-        """The slices of the listed memory that were needed so far. The key is the number of the
-        slice."""
+        """By number of a slice: the slice, cut out of the listed memory when it was first
+        needed."""
         self._identity: list[tuple[int, ...]] = []
         """For each shard, numbers from which one can tell whether its buffers have moved in memory.
         The adaptor gave them when it last listed the shard."""

@@ -136,7 +136,8 @@ class _Present:
     """
 
     step: int = -1
-    """The step of `contributed`. -1 if nothing was captured since the start or the last rollback.
+    """The step for which `contributed` was captured. -1: nothing was captured since the start or
+    the last rollback.
     """
     contributed: bytes = b""
     """The rank-local state that was captured when this rank contributed to the last all-reduce of
@@ -223,7 +224,8 @@ class StepLoop:
 
     def unkept(self, what: str, sentence: str) -> None:
         """
-        Report state that changes while training and that is not kept, unless the audit is off.
+        Report a part of the state that changes while training and that the adaptor neither saves
+        nor restores, unless the audit is off.
         """
         if self.audit is not None:
             self.audit.unkept(what, sentence)
@@ -375,7 +377,8 @@ class StepLoop:
         self.has_tails()
         self._present.yields = True
         last = min(last, self.settings.last_step or last)
-        # an earlier loop over `steps` may have been left in the tail of its last step
+        # an earlier loop over `steps` may have been left in the tail of its last step, so end that
+        # step first
         self.end_last_step()
         try:
             while self.step <= last:
@@ -427,8 +430,8 @@ class StepLoop:
 
     def synchronize(self) -> None:
         """
-        Wait until the device has done its work. Raises an exception if a collective in it may have
-        been aborted, because its result is then wrong.
+        Wait until the device has done its work. Raises an exception if a collective may have been
+        aborted, because the result of an aborted collective is wrong.
         """
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=True)
@@ -756,8 +759,8 @@ class StepLoop:
             refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             if refusal is not None:
-                # this rank refuses the update, and no other rank has passed the barrier, because it
-                # needs the consent of this rank: so nothing needs to be reported
+                # this rank refuses the update, and no other rank can pass the barrier without the
+                # consent of this rank: so nothing needs to be reported
                 return False
             self.control.report(self.fault(error))
             self.gate.stand()

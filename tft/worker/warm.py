@@ -150,8 +150,9 @@ def wait_for_rank() -> None:
 
 def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
     """
-    Give this process the output and the environment of its rank. What the script has
-    changed itself is kept.
+    Give this process the output and the environment of its rank. Output that the script has
+    redirected or closed stays so. A variable is set only if the rank's value differs from the value
+    before the script ran, so most changes by the script are kept.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the script may have closed a stream
@@ -169,7 +170,7 @@ def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
 
 def _line() -> str:
     """
-    Return the line (FILE:LINE) of the script that uses the session.
+    Return the line (FILE:LINE) at which the script uses the session.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename == __file__:

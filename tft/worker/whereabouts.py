@@ -22,7 +22,8 @@ in an editable installation their files are not in `_LIBRARIES`."""
 def stack_of(thread: int) -> tuple[str, str]:
     """
     Return the innermost line (FILE:LINE) of the user's code on the stack of a thread, and the whole
-    stack as text. Return empty texts for what there is not.
+    stack as text. The line is empty if no user code is on the stack, and both are empty if the
+    thread has ended.
     """
     frame = sys._current_frames().get(thread)
     if frame is None:
@@ -32,8 +33,8 @@ def stack_of(thread: int) -> tuple[str, str]:
 
 def _described(frame: FrameType) -> str:
     """
-    Return the stack as text, the innermost line last, without the lines of source: to read them
-    could block this thread for ever, if the ranks stand still because a file system does.
+    Return the stack as text, with the innermost line last. Leave out the source lines: if the ranks
+    hang because a file system hangs, this thread would hang too when it reads source files.
     """
     lines: list[str] = []
     caller: FrameType | None = frame

@@ -12,7 +12,7 @@ class WorkClock:
     """
     The times of the steps of one rank, without the time in which it waits for other ranks.
 
-    A step that an incident interrupts is not measured, nor is the first step after it.
+    A step that an incident interrupts is not measured, nor is the first step after the incident.
     """
 
     __slots__ = (
@@ -45,7 +45,8 @@ class WorkClock:
         """The times at which the training thread reached the update window, and at which the window
         opened."""
         self._compute_waits = self._opening_waits = 0.0
-        """How long the thread waited between `_began` and `_arrived`, and until `_opened`."""
+        """How long the training thread waited for other ranks between `_began` and `_arrived`, and
+        between `_began` and `_opened`."""
 
     def step_begins(self) -> None:
         """
