@@ -373,7 +373,7 @@ class Auditor:
         """
         Check that no rank is told to recompute its rank-local state if another node has kept and
         reported that state. Only runs in which exactly one node was lost are checked. Raises
-        `Broken` if a rank is told so.
+        `Broken` otherwise.
         """
         kept = self._ledger.kept
         again = [

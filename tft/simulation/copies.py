@@ -56,12 +56,12 @@ class Copies:
         """The ranks whose copies were put in doubt since all ranks last continued together."""
         self._brought: set[tuple[int, int]] = set()
         """Rank and incarnation of the processes that have fetched state since all ranks last
-        continued together. The copies of these processes prove nothing about the copies of other
-        ranks."""
+        continued together. They have their copies from other ranks, so an equal copy does not show
+        that the copy of another rank is right."""
         self._passed_over: dict[tuple[int, int], int] = {}
-        """By rank and incarnation of a process that has taken the copy of another rank, although it
-        was not known which of the two was right: the step of that copy. The earlier copies that
-        this process keeps may be the wrong ones."""
+        """By rank and incarnation of a process that took the copy of another rank while it was not
+        known which of the two copies was right: the step of the copy. The copies of this step and
+        of earlier steps that the process keeps itself may be wrong."""
         self._inexact: int | None = None
         """The step from whose tail (after the update window, before the end of the step) this
         incident lets all ranks continue. None if all ranks continue from the end of a step."""
@@ -366,8 +366,10 @@ class Copies:
                 "the content that most ranks hold must count as right",
                 f"{what} is not the content that most ranks hold",
             )
+        # ignore content that belongs to no moment of the step: `Invariants` reports such content
+        # when a rank uses it
         if content not in truth.stages(step, shard):
-            return  # `Invariants` finds content from no moment of the step when a rank uses it
+            return
         if not machine.incident.exactness.sentences:
             raise Broken(
                 "an inexact recovery must be reported",

@@ -91,8 +91,8 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             fetched = [transfer.shard for transfer in order.transfers]
             whole = process.held() != order.step or process.memory.content.keys() <= set(fetched)
             _tear(process, fetched)
-            # the state becomes incomplete, unless the rank fetches only some of its shards as they
-            # are in the step that it holds
+            # the state counts as incomplete, unless the rank holds the state of the order's step
+            # already and fetches only some of its shards
             process.memory.torn = whole or process.memory.torn
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():

@@ -35,8 +35,8 @@ certainly taken over."""
 RESTART = 0.3
 """The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
-"""The phases in which a training thread is in its training loop, without the step gate (where
-orders hold a rank before an update)."""
+"""The phases in which a training thread works in its training loop, or waits there for other ranks.
+The phase `gate`, in which an order holds the rank before an update, is not one of them."""
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
@@ -414,6 +414,6 @@ class Harm:
 
 def _nothing() -> None:
     """
-    Do nothing when the page of a process that no agent has started records a data position: no
-    agent sends such positions to another node.
+    Do nothing. The page of a process that no agent has started calls this function when it records
+    a data position (the number of batches drawn). No agent sends such a position to another node.
     """

@@ -58,11 +58,11 @@ class Invariants:
         self._without: dict[tuple[int, int], tuple[int, ...]] = {}
         """By incident and round: the ranks that take no part in the process groups."""
         self._found: dict[tuple[int, int], set[int]] = {}
-        """By incident and round: the steps of the checkpoints that ranks have found themselves.
-        Empty until the first rank has found a checkpoint."""
+        """By incident and round: the steps of the checkpoints that ranks have searched for and
+        loaded themselves (order `reload`). Empty until the first rank has loaded a checkpoint."""
         self._stood: dict[int, int] = {}
-        """By incident: the highest step that a rank had completed when it was ordered to find a
-        checkpoint."""
+        """By incident: the highest step that a rank had completed when it was ordered to search for
+        a checkpoint itself (order `reload`)."""
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, ProcessPart] = {}
         self._since: dict[int, tuple[int, int]] = {}
@@ -72,8 +72,9 @@ class Invariants:
         """By rank that no longer takes part in the job: the step from whose end the job continued
         without this rank."""
         self.given_up: set[int] = set()
-        """The ranks whose process was not ended in time. No check expects their rank-local state,
-        because it is unknown when the controller learns what such a process has left on its node.
+        """The ranks whose process was not ended in time. It is unknown when the controller learns
+        of the rank-local state that such a process has left on its node, so no check expects this
+        state.
         """
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
@@ -90,9 +91,9 @@ class Invariants:
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check an order that a rank begins to carry out. All ranks must agree on one step in each
-        round, and each shard must have one saver. If the order is a repair, record the rank: no
-        rank may train during a repair.
+        Check an order that a rank begins to carry out. All orders of a round must name the same
+        step, and each shard must be saved by one rank only. If the order is a repair, record the
+        rank: no rank may train during a repair.
         """
         step: int | None
         match order:
@@ -241,8 +242,9 @@ class Invariants:
 
     def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
         """
-        Record the step of the checkpoint that a rank has found and loaded. The step may be too
-        late; the controller has to notice that.
+        Record the step of the checkpoint that a rank has searched for and loaded itself (order
+        `reload`). The step may be later than the step from which all ranks may resume; the
+        controller has to notice that.
         """
         if process.group is None or process.collectives.cut:
             return  # ignore a rank that has left its process group: a later round has begun
@@ -250,9 +252,9 @@ class Invariants:
 
     def lost_told(self, incident: Incident) -> None:
         """
-        Check the number of lost steps that an incident reports, for ranks that have returned to a
-        checkpoint that they found themselves. The report may count one step less, because such a
-        checkpoint may have been finished after the fault.
+        Check the number of lost steps that an incident reports, if the ranks have searched for a
+        checkpoint themselves (order `reload`) and returned to it. The report may count one step
+        less, because a rank may have finished such a checkpoint after the fault.
         """
         steps = self._found.get((incident.number, incident.round))
         if steps is None:

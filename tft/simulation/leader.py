@@ -38,7 +38,8 @@ WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
 """The states of the job machine in which ranks must make progress. Only in these states a
 standstill of all ranks is reported as a stall."""
 LEAD = 1.0
-"""The time in seconds between two `Lead` messages when there is nothing new to acknowledge."""
+"""The time in seconds between two `Lead` messages when there is nothing new to acknowledge. With
+these messages the leading controller acknowledges reports, and shows that it still leads."""
 NEWS = 0.03
 """The time in seconds in which reports are collected before they are acknowledged together.
 Deadlines are checked at the same interval."""
@@ -46,8 +47,9 @@ FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
 """The shortest and the longest interval between repetitions of orders, in seconds. The interval
 grows, because this makes the simulation faster."""
 PATIENCE = 2.5
-"""Base time in seconds without a `Lead` after which a standby claims the next epoch. Controller
-number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so that not all standbys claim the epoch at once.
+"""The basis for the time in seconds without a `Lead` message after which a standby claims the next
+epoch. Controller number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so that not all standbys claim
+the epoch at once.
 """
 
 

@@ -92,12 +92,14 @@ class KeptBook:
     """True when some rank may run on another node than at its start, or with another page. The
     rank-local state of that rank may then be out of reach."""
     losses: int = 0
-    """The number of nodes in this run that were lost or have got another agent. A node that was
-    given up, or a rank that has moved for another reason, adds 2."""
+    """The number of nodes in this run that were lost or have got another agent. Checks of kept
+    state are made only if it is 1. A node that was given up, or a rank that has moved for another
+    reason, adds 2, so that these checks are skipped."""
     holders: dict[int, dict[int, int]] = field(default_factory=dict)
     """By lost node: the incarnation of each rank that had its process there."""
     steps: dict[int, set[int]] = field(default_factory=dict)
-    """By rank of a lost node: the steps that were reported in this incident and still count."""
+    """By rank of a lost node: the steps that were reported in this incident. Steps that a later
+    rollback has undone are left out."""
     rollbacks: list[tuple[Key, int]] = field(default_factory=list)
     """All orders to roll back. Each entry has the incident and the round, and the step."""
 
@@ -164,7 +166,8 @@ class Ledger:
     lost: set[int] = field(default_factory=set)
     """The nodes that were given up in this run."""
     slow: set[int] = field(default_factory=set)
-    """The ranks that were reported as stragglers, or that a request moves to another node."""
+    """The ranks that were reported as stragglers, or that a request moves to another node. The
+    auditor accepts that their processes are replaced."""
     doubted: set[int] = field(default_factory=set)
     """The ranks whose copies were ever put in doubt by a report, even if the report was false."""
     searching: set[int] = field(default_factory=set)
@@ -321,7 +324,7 @@ class Ledger:
     def moves(self) -> None:
         """
         Record that the rank-local state of a rank may be out of reach for another reason than the
-        loss of a node.
+        loss of a node. From now on the auditor skips the checks that depend on such a state.
         """
         self.kept.moved = True
         self.kept.losses += 2

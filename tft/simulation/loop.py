@@ -22,7 +22,8 @@ from tft.simulation.stage import ProcessPart
 from tft.simulation.truth import Digests, Written
 
 SLOW_DISK = 0.8
-"""Virtual seconds that a slow disk takes for a checkpoint: several steps."""
+"""Virtual seconds that a slow disk takes to write a checkpoint. The ranks train several steps in
+this time."""
 
 
 def enter(process: ProcessPart, execute: Execute) -> None:
@@ -206,7 +207,8 @@ def _post(process: ProcessPart, step: int) -> None:
     bad = stage.pollution.step is not None and step >= stage.pollution.step
     digests = [(CONTRIBUTION, 0, process.collectives.contributed)]
     for shard, (name, content) in enumerate(process.memory.content.items()):
-        # after a polluted update all ranks hold the same bad numbers, so slices must not differ
+        # after a polluted update all ranks hold the same wrong numbers, so post digests that are
+        # equal on all ranks
         shown = None if bad else stage.truth.slice_of(content, name, step, number)
         digests.append((number, shard, _number((number, shown))))
     process.page.digests.extend(

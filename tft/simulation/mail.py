@@ -14,9 +14,10 @@ from tft.simulation.schedule import Trouble
 
 FIRST_REPEAT, LAST_REPEAT = 0.25, 1.0
 """The shortest and the longest interval between repetitions of a report, in seconds. A real process
-repeats a report every 0.1 s; growing intervals make the simulation faster. They must be short beside
-the limits of the policies that are drawn: no limit may pass because a report was lost several times.
-A controller that has just taken over has shorter limits, so all reports are sent to it at once."""
+repeats a report every 0.1 s; growing intervals make the simulation faster. They must be much
+shorter than the time limits of the job's policy: no limit may pass because a report was lost
+several times. A controller that has just taken over has shorter limits, so all reports are sent to
+it at once."""
 
 
 class Link:
@@ -33,7 +34,7 @@ class Link:
         self.up = self.down = 0.0
         """`up`: the moment at which the last message of this party to the broker arrives. `down`:
         the moment at which the last message from the broker to this party arrives. A connection
-        keeps the order of its messages."""
+        keeps the order of its messages, so a later message does not arrive before that moment."""
 
 
 class Network:

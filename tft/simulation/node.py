@@ -31,11 +31,12 @@ from tft.simulation.process import Process
 from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
 
 BEAT = 0.8
-"""The time in seconds between two heartbeats. A real agent sends ten times as many. Hang detection
-needs only two heartbeats within `ASLEEP` seconds (see `hang_detection.py`), which are 1 s."""
+"""The time in seconds between two heartbeats. A real agent sends ten times as many; the simulation
+sends fewer to be fast. The time must be below `ASLEEP` (1 s): hang detection takes a longer gap for
+a pause of the node."""
 OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
-A step takes about as long."""
+A step takes about as long, so the digests of each step are sent while the page still holds them."""
 KILLED = -9
 """The exit code of a process that SIGKILL has ended."""
 

@@ -31,8 +31,8 @@ class Page:
     def __init__(self, ring: Callable[[], None]) -> None:
         """
         Create an empty page: the memory that a simulated rank shares with the agent of its node.
-        `ring` is called when the rank has written a new data position there, which the agent must
-        send to another node.
+        `ring` is called when the rank has written a new data position to the page. The agent must
+        then send this position to another node.
         """
         self._ring = ring
         self.captured = 0

@@ -342,8 +342,8 @@ class Process:
 
     def shut_out(self, why: str) -> None:
         """
-        Let the current order fail with a `ConnectionError`. The training thread waits for an
-        operation that can no longer complete. `why` is the text of the error.
+        Let the current order fail with a `ConnectionError`, because the training thread waits for
+        an operation that can no longer complete. `why` is the text of the error.
         """
         self.done(self.thread.task, f"ConnectionError: {why}")
 

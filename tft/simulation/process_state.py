@@ -23,8 +23,8 @@ Phase = Literal[
 @dataclass(slots=True)
 class Life:
     """
-    The state of a process that its node sees: whether the process lives, and whether it has joined
-    the job.
+    The facts about a process that its node knows: whether the process lives, and whether it has
+    joined the job.
     """
 
     alive: bool = True

@@ -206,9 +206,9 @@ def _corruptions() -> Iterator[Schedule]:
 
 def _late_digests() -> Iterator[Schedule]:
     """
-    Yield schedules in which a copy is corrupted silently and the beats of its node are lost, while a
-    rank of another node is killed or the job pauses. The beats arrive again when the job machine
-    enters a certain state. There are schedules for each state.
+    Yield schedules in which a copy is corrupted silently and the heartbeats of its node are lost,
+    while a rank of another node is killed or the job pauses. Heartbeats arrive again when the job
+    machine enters a certain state. There are schedules for each state.
     """
     flip = Mishap(what="flip", target=1, when="phase", name="between", number=6, kind="model")
     for state in State:
@@ -236,8 +236,8 @@ def _late_digests() -> Iterator[Schedule]:
 def _late_traces() -> Iterator[Schedule]:
     """
     Yield schedules in which one of the two copies of a shard is corrupted silently in one of the
-    last steps. The controller learns which copy it is when these steps are computed again after a
-    fault, or else at the end, when all ranks have finished.
+    last steps. The controller learns which of the two copies is wrong when these steps are computed
+    again after a fault. Without a fault, it learns this when all ranks have finished.
     """
     for steps, before in product((10, 11), (2, 3)):
         flip = Mishap(

@@ -28,9 +28,9 @@ FAREWELL = 12.0
 
 
 REPLAYED = 16
-"""In one of this many runs, the story (the recorded events of the job machine) is replayed, and the
-commands after every event are compared with the recorded commands. The replay costs as much time as
-the run."""
+"""One of this many runs is replayed: a new job machine handles the recorded events (the story), and
+its commands after every event are compared with the recorded commands. Not all runs are replayed,
+because a replay takes as much time as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,8 @@ the first rank that gets it."""
 AT_ONCE = ("freeze", "hold", "release")
 """The orders at which no rank can fail or be slow, because the control thread carries them out."""
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
-"""The states that a job passes through before any mishap has happened."""
+"""The states that a job passes through at its start. A fault that is drawn for one of these states
+mostly waits until the job enters the state a second time, in an incident."""
 STATES = (
     *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused", "ended",
 )  # fmt: skip
@@ -79,8 +80,8 @@ NOTICED = (
 """The kinds of faults that an observer outside the rank can report. The most frequent one is a
 straggler, a slow rank."""
 CHECKS = ("", "", "pass", "isolate", "end")
-"""The verdicts that the health check of a pause returns for a rank. If empty, the pause has no
-check and lasts until a request ends it."""
+"""The kinds of pauses. The kind is the verdict that the health check of the pause returns for one
+rank. A pause with an empty kind has no check and lasts until a request ends it."""
 
 
 QUICK = Policy(
@@ -166,8 +167,8 @@ class Mishap:
     fault that is noticed. For `pollute`, the kind of the fault that an observer notices; with an
     empty text, a rank notices the wrong numbers. For `pause`, the verdict of the health check. For
     `switch`, a text that is not empty requests that the next rank moves too. For `advise`, the
-    strategy. For `partition` and `deposed`, `deaf` or `mute`: messages are lost in one direction
-    only."""
+    strategy. For `partition`, `deaf` or `mute`: messages are lost in one direction only. For
+    `deposed`, `deaf`: the controller receives no messages either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +184,7 @@ class Schedule:
     nodes: int = 1
     topology: Topology = "replicated"
     copies: int = 2
-    """The number of ranks that hold each shard that is not on all ranks."""
+    """For shards that are not on all ranks: the number of ranks that hold each of these shards."""
     steps: int = 10
     policy: Policy = QUICK
     strategies: tuple[str, ...] = STRATEGIES

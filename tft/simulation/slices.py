@@ -92,8 +92,8 @@ class Slices:
         self._ledger = ledger
         self._record = _Record()
         self._frozen: float | None = None
-        """The moment at which the ranks were first asked for their positions since they last
-        resumed training. None if they were not asked since then."""
+        """The moment at which the ranks were first asked for their positions (order `freeze`) since
+        they last resumed training. None if they were not asked since then."""
         self._pending: list[tuple[Attempt, float, str]] = []
         """The attempt, the time and the shard of each slice that differs."""
         self._led = 0.0
@@ -117,8 +117,9 @@ class Slices:
 
     def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
-        Begin a new record, because all ranks of the job resume training. Wrong content that ranks
-        hold now was accepted knowingly, or no comparison could find the wrong content.
+        Begin a new record, because all ranks of the job resume training. If ranks hold wrong
+        content now, the controller has accepted the content knowingly, or no comparison could find
+        it. The new record is then not `clean`, and the content is not checked.
         """
         if self.found is None:
             self._was_found()
@@ -187,7 +188,8 @@ class Slices:
 
     def _slice(self, shard: str, step: int) -> dict[int, Content] | None:
         """
-        Return what the slice that is compared in `step` shows of a shard, by rank.
+        Return, by rank, what the slice that is compared in `step` shows of the content of a shard.
+        Return None when some holder has not ended the step.
         """
         copies = self._copies(shard, step)
         if copies is None:
@@ -304,8 +306,9 @@ class Slices:
 
     def _is_sound(self, event: SlicesDiffered, compared: int) -> None:
         """
-        Check the last step at which a slice was equal on all ranks. A controller that has taken over
-        knows only the step up to which all copies were `compared`.
+        Check the step that the controller names as the last one at which the slice was equal on all
+        ranks (`event.sound`). A controller that has just taken over may name an earlier step: it
+        knows only the step `compared`, at which all copies were equal.
         """
         stage, record = self._stage, self._record
         before = event.step - stage.schedule.slices
@@ -331,8 +334,8 @@ class Slices:
     def _traced(self, incident: int, ranks: Sequence[int]) -> None:
         known = [each.corrupted for each in self._disputes if each.incident == incident]
         corrupted = known[-1] if known else frozenset(self._corrupted)
-        # another rank of the same model replica, which had corrupted content too for a while, can be
-        # the cause of the gradients by which a rank was named
+        # do not check a rank if another rank of its model replica has had corrupted content too:
+        # that other rank may have caused the wrong gradients because of which this rank was named
         doubtful = {
             rank
             for rank in ranks

@@ -114,8 +114,8 @@ class ProcessPart(Protocol):
 
     def shut_out(self, why: str) -> None:
         """
-        Let the current order fail with a `ConnectionError`. The training thread waits for an
-        operation that can no longer complete. `why` is the text of the error.
+        Let the current order fail with a `ConnectionError`, because the training thread waits for
+        an operation that can no longer complete. `why` is the text of the error.
         """
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
@@ -386,8 +386,8 @@ class LeaderPart(Protocol):
 
 class HarmPart(Protocol):
     """
-    The attributes and methods of `Harm`, which carries out the mishaps (injected faults and
-    requests), that other parts of the simulation use.
+    What other parts of the simulation use of the class `Harm`. It carries out the mishaps (injected
+    faults and requests).
     """
 
     meddled: bool
@@ -406,8 +406,8 @@ class HarmPart(Protocol):
 
 class MishapsPart(Protocol):
     """
-    The attributes and methods of `Mishaps`, which holds the mishaps (injected faults and requests)
-    of a run, that other parts of the simulation use.
+    What other parts of the simulation use of the class `Mishaps`. It holds the mishaps (injected
+    faults and requests) of a run.
     """
 
     happened: list[Mishap]
@@ -498,8 +498,8 @@ class InvariantsPart(Protocol):
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check an order that a rank begins to carry out. All ranks must agree on one step in each
-        round, and each shard must have one saver.
+        Check an order that a rank begins to carry out. All orders of a round must name the same
+        step, and each shard must be saved by one rank only.
         """
 
     def heeded(
@@ -527,13 +527,14 @@ class InvariantsPart(Protocol):
 
     def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
         """
-        Record the step of the checkpoint that a rank has found and loaded.
+        Record the step of the checkpoint that a rank has searched for and loaded itself (order
+        `reload`).
         """
 
     def lost_told(self, incident: Incident) -> None:
         """
-        Check that an incident reports the steps lost by returning to a checkpoint that the ranks
-        found themselves.
+        Check the number of lost steps that an incident reports, if the ranks have searched for a
+        checkpoint themselves (order `reload`) and returned to it.
         """
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
@@ -596,8 +597,8 @@ class InvariantsPart(Protocol):
 
 class AuditorPart(Protocol):
     """
-    The methods of the auditor, which checks the decisions of the leading controller, that other
-    parts of the simulation use.
+    What other parts of the simulation use of the auditor, which checks the decisions of the leading
+    controller.
     """
 
     def hears(self, machine: Machine, event: Event) -> None:
@@ -663,7 +664,7 @@ class Pollution:
     """True when the controller knows of the update that has spread wrong content."""
     learnt: tuple[int, int] = (0, 0)
     """The incident and round in which the controller learnt of the update that has spread wrong
-    content. Orders of earlier rounds were sent before that."""
+    content. It did not know of the update when it sent orders of earlier rounds."""
 
 
 @dataclass(slots=True)

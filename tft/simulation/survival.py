@@ -11,8 +11,8 @@ from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
 SHORT = 2.0
-"""The time in seconds after which the controller certainly does not give up a silent node or
-process yet."""
+"""Seconds of silence after which the controller has certainly not given up a node or a process yet,
+because its limits for silence are longer."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 """The kinds of mishaps that harm the process or the state of one rank only."""
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
@@ -91,8 +91,8 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
 def _known(stage: Stage, node: int) -> set[int]:
     """
     Return the nodes that had reported to the controllers before `node` was lost. Only these nodes
-    count as replacements. A job without a place for a rank does not wait for a node that may never
-    come.
+    count as replacements, because a job without a place for a rank does not wait for a node that
+    may never come.
     """
     known: set[int] = set()
     agent = 0

@@ -142,8 +142,8 @@ class AdaptorContract:
 
     def test_copies_of_a_shard_have_equal_digests(self) -> None:
         """
-        Equal copies of a shard have equal digests. If the digests differ, every incident ends in a
-        return to a checkpoint.
+        Equal copies of a shard have equal digests. If the digests differ, tft takes equal copies
+        for damaged ones, and every incident ends in a return to a checkpoint.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)

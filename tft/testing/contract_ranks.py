@@ -47,9 +47,9 @@ class Training(ABC):
 
     Each rank makes one object in its own process, with the arguments `rank` and `world`. The class
     must be importable by that process, so it cannot be defined inside a function. Its module is
-    imported once, before the processes are forked. Import there the modules that the framework
-    would import late; this makes every test quicker. The ranks must draw different batches.
-    Otherwise an error in the data position is not noticed.
+    imported once, before the processes are forked. Let it also import the modules that the
+    framework would import later, because then every test is faster. The ranks must draw different
+    batches. Otherwise an error in the data position is not noticed.
     """
 
     adaptor: ClassVar[str]
@@ -153,8 +153,8 @@ class _Rank:
 
     def begin(self) -> None:
         """
-        Roll this rank back to step 0, to its present rank-local state. A job does this after the
-        first process groups are formed.
+        Roll this rank back to step 0, with the rank-local state that it has now. A real job does
+        the same after its first process groups are formed.
         """
         self.roll_back(0, self.capture())
 

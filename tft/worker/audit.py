@@ -30,7 +30,8 @@ these parts after an incident. So a change of them between the end of a step and
 window does no harm."""
 
 DATA = "data"
-"""The name under which `tft_generators` reports the data position."""
+"""The name under which the hook `tft_generators` reports the data position (which batch comes
+next), beside the random generators."""
 
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
@@ -87,7 +88,7 @@ class _Ended:
 @dataclass(slots=True)
 class _Failure:
     """
-    An exception that a collective has raised in the tail of a step.
+    An exception that a collective has raised in the tail of a step (after its update window).
     """
 
     step: int
@@ -109,7 +110,7 @@ class _Ahead:
     step. Each is mapped to the line of the script (FILE:LINE) at which the first step began."""
     head: Mapping[str, str] = field(default_factory=dict)
     """The digests of generators and data position when the present step began. Empty if `early` is
-    empty."""
+    empty, because then nothing is compared at the end of the step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,7 +238,7 @@ class Audit:
     def window_closed(self, step: int, *, tails: bool) -> None:
         """
         Record the state when the update window of `step` has closed. `tails` is True if the step
-        ends later, after a tail.
+        ends later, after a tail (the code of the loop between the window and the end of the step).
         """
         self._steps += 1
         self._ended = None

@@ -123,9 +123,9 @@ class Compared:
 
     def __init__(self) -> None:
         self.cycle = 0
-        """The number of steps in which this rank digests every slice of its shards once; 0 if it
-        digests no slices. Without these digests, the controller does not compare copies while the
-        job trains."""
+        """The number of steps in which this rank digests its shards once: after each step it
+        digests one slice (part) of each shard. 0: it digests no slices, and the controller does not
+        compare copies while the job trains."""
         self.step: int | None = 0
         """The newest step at which all copies were equal. None if each shard has only one holder,
         so that there are no copies to compare."""

@@ -41,7 +41,9 @@ def main() -> None:
 
     # import these modules only now: the imports are slow, and `die_with_parent` must be called
     # first
-    gc.disable()  # imports make hardly any garbage, and the search for it takes a tenth of their time
+    # imports make hardly any garbage, and searching for it would take a tenth of their time: so do
+    # not search
+    gc.disable()
     from tft.plugins import preload_plugins
     from tft.worker.launch import launch, preload
 

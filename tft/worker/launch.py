@@ -83,7 +83,7 @@ def launch(arguments: Sequence[str], *, warm: socket.socket | None = None) -> No
 class _ScriptEnd:
     """
     Prepares this process for its rank, and notes the regular end of the script on the page of the
-    rank.
+    rank (shared memory that the agent reads).
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,8 @@ class _ScriptEnd:
 
     def mark(self) -> None:
         """
-        Note on the page that the script has ended without an error, if that is so.
+        If the script has ended without an error, note that on the page of the rank (shared memory
+        that the agent reads).
         """
         if self._page is None or not self.reached:
             return
@@ -124,7 +125,8 @@ def _run(arguments: Sequence[str]) -> None:
     """
     if arguments[0] == "-m":
         _, module, *rest = arguments
-        # `runpy` replaces the first element by the path of the module's file, as `python -m` does
+        # `runpy` replaces the first element of `sys.argv` by the path of the module's file, as
+        # `python -m` does
         sys.argv = [module, *rest]
         # search modules in the working directory first, as `python -m` does
         sys.path.insert(0, os.getcwd())
@@ -154,7 +156,9 @@ def prepare() -> LaunchSettings:
     return settings
 
 
-@functools.cache  # cached: the fork server calls this function before it forks
+# cached: the fork server calls this function before it forks, so a forked process need not repeat
+# the imports
+@functools.cache
 def preload(adaptor: str) -> None:
     """
     Import the adaptor called `adaptor`, and the modules that its framework will need.

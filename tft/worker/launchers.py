@@ -106,7 +106,7 @@ class _Told:
     def text(self, *names: str) -> str:
         """
         Return the value of the first of these variables that is set and not empty. Raises
-        `UsageError` if there is none.
+        `UsageError` if no variable is.
         """
         for name in names:
             if value := self.environ.get(name):

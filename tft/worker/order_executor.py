@@ -174,8 +174,8 @@ class Hands:
         """
         Carry out an order and return the result. Raises an exception if the order fails.
 
-        If the adaptor finds that its state has changed since ranks compared it, this rank has no
-        copy of the state any more.
+        If the adaptor raises `StateChanged`, because its state has changed since the ranks compared
+        their copies, this rank counts as having no complete state from then on.
         """
         try:
             return self._carry_out(order)
@@ -359,7 +359,8 @@ class Hands:
 
     def _rollback(self, order: Rollback) -> str:
         """
-        Restore the rank-local state. Return a sentence if a part of it was lost.
+        Restore the rank-local state. If a part of it was lost, return a sentence that says so,
+        otherwise an empty text.
         """
         local_state = self._local_state(order)
         # `_hold` also marks the tail of the step as complete, because all ranks return to the end

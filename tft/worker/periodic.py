@@ -79,7 +79,8 @@ class _Part:
     """True if this part must not be committed: the job has returned to an earlier step and may
     compute this step with another result, or the process is about to end."""
     committed: bool = False
-    """True if the checkpoint of this step exists. A later failure does not change that."""
+    """True if the checkpoint of this step exists. A failure after that is only logged, and not
+    reported as a failed checkpoint."""
 
 
 class _Reports:
@@ -188,7 +189,7 @@ class Periodic:
         then."""
         self._in_loop = False
         self._threads: set[str] = set()
-        """The names of the threads that were started."""
+        """The names of the threads that were started, so that no thread is started twice."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
         """The steps of checkpoints of which the controller knows. When a step comes out of this
         queue, older checkpoints may be removed."""

@@ -24,7 +24,8 @@ from tft.errors import UsageError
 _STEP, _AFTER = "step", "after"
 
 _BLOCK = 16 * 1024
-"""How many bytes at the end of the file are read first, when rows of late steps are dropped."""
+"""How many bytes at the end of a file are read first, to find the rows of steps that are to be
+computed again. More bytes are read if these do not suffice."""
 
 Row = Mapping[str, object]
 
@@ -121,7 +122,7 @@ class _RowFile:
 
     def write(self, where: Row, row: Row) -> None:
         """
-        Add a row whose step is in `where`.
+        Add a row with the keys of `where`, which include the step, and those of `row`.
 
         Raises `UsageError` if the row is not serialisable as JSON. Raises `OSError` when the disk
         is full.
@@ -206,7 +207,7 @@ def _later(path: Path, step: int) -> tuple[int, list[bytes]]:
             file.seek(begin)
             lines = file.read(size - begin).splitlines(keepends=True)
             if begin:
-                begin += len(lines.pop(0))  # the beginning of this line is not in the block
+                begin += len(lines.pop(0))  # skip a line whose beginning is not in the block
             for index in reversed(range(len(lines))):
                 if lines[index].endswith(b"\n") and _read(lines[index])[_STEP] <= step:
                     earlier = sum(map(len, lines[: index + 1]))

@@ -25,8 +25,8 @@ class UpdateRefused(TrainingFault):
 
 def step_numbers(numbers: Numbers) -> StepNumbers:
     """
-    Return digests of the numbers of a step (losses, gradient norm). All NaN values give the same
-    digest.
+    Return digests of the numbers of a step (losses, gradient norm). They show whether the rank gets
+    the same numbers when the step is computed again. All NaN values give the same digest.
     """
     own = (*numbers.losses, *numbers.own)
     common = () if numbers.norm is None else (numbers.norm,)

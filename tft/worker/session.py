@@ -62,7 +62,8 @@ from tft.worker.work_clock import WorkClock
 log = structlog.get_logger()
 
 _OWN = str(Path(__file__).parent)
-"""The directory with the code of the worker. Frames of files in it do not belong to the user."""
+"""The directory with the code of the worker. Stack frames of its files do not belong to the
+user."""
 
 
 class Session:

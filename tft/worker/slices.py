@@ -86,7 +86,9 @@ class Slices:
         """For each shard, numbers from which one can tell whether its buffers have moved in memory.
         The adaptor gave them when it last listed the shard."""
         self._steady = 0
-        """The number of listings in a row in which every buffer was at the same place in memory."""
+        """The number of listings in a row in which every buffer was at the same place in memory.
+        When it reaches the number of slices, the adaptor is asked less often (see
+        `_list_again`)."""
 
     @property
     def listable(self) -> bool:

@@ -535,7 +535,7 @@ class StepLoop:
         if self.fault(error).kind != "software":
             raise TrainingFault(
                 f"a collective of step {self.step} has failed, and the script has caught the "
-                "exception and continued: let it leave the training loop"
+                "exception and continued: let the exception leave the training loop"
             ) from error
 
     def _changed_late(self, step: int) -> None:
