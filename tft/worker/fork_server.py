@@ -50,8 +50,7 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        # print only one line: the agent then starts the ranks without a fork server, and each rank
-        # reports this error too
+        # print one line only: the agent then does without a fork server, and the ranks report it too
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         preload_plugins()

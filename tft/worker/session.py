@@ -579,7 +579,7 @@ class Session:
     def contributing(self) -> None:
         """
         Capture the rank-local state, because from now on the other ranks can finish the step
-        without this rank.
+        without this rank. If they do, a process that replaces this one needs the captured state.
 
         The adaptor calls this in every step (see `tft_watch`).
         """

@@ -439,7 +439,8 @@ class StepLoop:
     def contributing(self) -> None:
         """
         Write the rank-local state to the page (the memory that the agent reads), because from now
-        on the other ranks can finish the step without this rank.
+        on the other ranks can finish the step without this rank. If they do, a process that
+        replaces this one needs that state.
 
         The adaptor calls this in every step, perhaps more than once (see `tft_watch`).
         """
@@ -540,8 +541,9 @@ class StepLoop:
 
     def _changed_late(self, step: int) -> None:
         """
-        Record on the page (the shared memory of the rank), and tell the agent, that the rank-local
-        state of `step` differs from the capture that was made before the all-reduces of the step.
+        Record on the page (the shared memory of the rank) that the rank-local state of `step`
+        differs from the capture that was made before the all-reduces of the step, and wake the
+        agent. The earlier capture is then not the state of the end of the step.
         """
         self.page.changes_late(step)
         self._ring()

@@ -101,8 +101,8 @@ class WarmSession(Session):
 def _become_session(session: WarmSession) -> None:
     global _joining
     with _taking:
-        # return at once if another thread has got the rank while this thread waited for the lock, or
-        # if this is a use of the session by its own methods while it joins the job
+        # return at once if another thread has got the rank while this thread waited for the lock.
+        # Return at once, too, if the session joins the job now and uses itself
         if type(session) is Session or _joining:
             return
         wait_for_rank()
