@@ -282,8 +282,9 @@ class Copies:
     def closed(self, machine: Machine) -> None:
         """
         Check, at the end of an incident, that the incident reported an inexact step. A step is
-        inexact when all ranks continue from content of the step's tail instead of the content of
-        its end. Raises `Broken` when an inexact step was not reported.
+        inexact when all ranks continue from content of the step's tail (between the update window
+        and the end of the step) instead of the content of its end. Raises `Broken` when an inexact
+        step was not reported.
         """
         told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
@@ -304,8 +305,8 @@ class Copies:
     def _gone_on_from(self, machine: Machine, step: int) -> None:
         """
         Check that all members hold equal copies of the content from which they continue. The right
-        content is that of the end of `step`. If no rank has this content, equal content of the
-        step's tail is accepted. Raises `Broken` otherwise.
+        content is that of the end of `step`. If no rank has this content, equal content from the
+        step's tail (after its update window) is accepted. Raises `Broken` otherwise.
         """
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():
@@ -348,8 +349,8 @@ class Copies:
 
     def _bend_to_tail(self, machine: Machine, shard: str, step: int, content: Content) -> None:
         """
-        Count content of the tail of `step` as right if the incident has reported that training
-        continues from the tail and not from the end of the step.
+        Count content from the tail of `step` (after its update window) as right if the incident has
+        reported that training continues from the tail and not from the end of the step.
         """
         truth = self._stage.truth
         if machine.incident.exactness.sentences and content in truth.stages(step, shard):

@@ -168,8 +168,8 @@ class Group:
 
     def close(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Finish the update of a step on some members of the group, and begin the tail or the next
-        step.
+        Finish the update of a step on some members of the group. Then begin the rest of the step
+        (its tail), or the next step if there is no tail.
         """
         going_on = [
             process

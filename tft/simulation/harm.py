@@ -414,6 +414,7 @@ class Harm:
 
 def _nothing() -> None:
     """
-    Do nothing. The page of a process that no agent has started calls this function when it records
-    a data position (the number of batches drawn). No agent sends such a position to another node.
+    Do nothing. A process that no agent has started has a page (shared memory) of its own, which
+    calls this function when it records a data position (the number of batches drawn). No agent
+    sends such a position to another node.
     """

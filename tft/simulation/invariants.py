@@ -346,8 +346,8 @@ class Invariants:
         wanted: dict[str, Written] = {
             name: self._stage.truth.value(order.step, name) for name in schedule.groups()
         }
-        # Only one page holds the rank-local state of a rank. So expect this state only for ranks
-        # whose state was not lost with a node (see `_remembered`).
+        # The rank-local state of a rank is only on its page, in the memory of its node. So expect
+        # this state only for ranks whose state was not lost with a node (see `_remembered`).
         right = self._stage.truth.data(order.step)
         wanted |= {f"local-state-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}

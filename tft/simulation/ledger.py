@@ -89,8 +89,9 @@ class KeptBook:
     """
 
     moved: bool = False
-    """True when some rank may run on another node than at its start, or with another page. The
-    rank-local state of that rank may then be out of reach."""
+    """True when some rank may run on another node than at its start, or with another page (shared
+    memory with its rank-local state). The rank-local state of that rank may then be out of
+    reach."""
     losses: int = 0
     """The number of nodes in this run that were lost or have got another agent. Checks of kept
     state are made only if it is 1. A node that was given up, or a rank that has moved for another
@@ -232,7 +233,7 @@ class Ledger:
     def _joined(self, machine: Machine, report: NodeJoined) -> None:
         """
         Record that the agent of a node has reported. If this agent is not the one that reported
-        before, the processes and pages of the node are gone.
+        before, the processes of the node and the shared memory of its ranks are gone.
         """
         before = self.agents.get(report.node)
         self.agents[report.node] = report.pid

@@ -35,7 +35,8 @@ class _Owner(Protocol):
 
     def incarnations(self) -> Iterable[tuple[int, int, Page]]:
         """
-        Return each rank of the node, its newest incarnation there, and its page.
+        Return each rank of the node, its newest incarnation there, and its page (the shared memory
+        with its data positions).
         """
 
 

@@ -153,8 +153,8 @@ def schedule_settings(process: ProcessPart, step: int) -> None:
 
 def average(process: ProcessPart, step: int) -> bool:
     """
-    Apply the result of the collective in the tail to the state. Return True when the thread stays
-    in the loop.
+    Apply the result of the collective in the tail (the part of a step after the update window) to
+    the state. Return True when the thread stays in the loop.
     """
     process.thread.phase = "tail"
     _proceed(process, step, 1)
@@ -198,8 +198,9 @@ def _ends(process: ProcessPart, step: int) -> None:
 
 def _post(process: ProcessPart, step: int) -> None:
     """
-    Write two kinds of digests to the page of the rank: the digest of what the rank has contributed
-    to the all-reduces of the step, and the digests of one slice of each of its shards.
+    Write two kinds of digests to the page of the rank (its shared memory): the digest of what the
+    rank has contributed to the all-reduces of the step, and the digests of one slice of each of its
+    shards.
     """
     stage, of = process.stage, process.stage.schedule.slices
     incident, round_ = process.steps.attempt

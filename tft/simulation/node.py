@@ -36,7 +36,8 @@ sends fewer to be fast. The time must be below `ASLEEP` (1 s): hang detection ta
 a pause of the node."""
 OFTEN = 0.2
 """Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
-A step takes about as long, so the digests of each step are sent while the page still holds them."""
+A step takes about as long, so the digests of each step are sent before newer digests replace them
+in the shared memory."""
 KILLED = -9
 """The exit code of a process that SIGKILL has ended."""
 
@@ -57,7 +58,8 @@ class _Processes:
     strangers: list[ProcessPart] = field(default_factory=list)
     """The processes on this node that no order started."""
     left_behind: dict[int, int] = field(default_factory=dict)
-    """By rank: the newest step on its page when this node joined again after it was lost."""
+    """By rank: the newest step on its page (its shared memory) when this node joined again after it
+    was lost."""
 
 
 class Node:
@@ -141,7 +143,8 @@ class Node:
 
     def comes_back(self) -> None:
         """
-        Start a new agent on this node. The processes and the pages that were on the node are gone.
+        Start a new agent on this node. The processes that were on the node and the shared memory of
+        its ranks are gone.
         """
         stage = self._stage
         if not self.alive and stage.cluster.nodes[self.number] is self:
@@ -195,7 +198,8 @@ class Node:
 
     def incarnations(self) -> list[tuple[int, int, Page]]:
         """
-        Return each rank of the node, its newest incarnation there, and its page.
+        Return each rank of the node, its newest incarnation there, and its page (the shared memory
+        with its data positions).
         """
         return [
             (rank, rank_state.incarnation, rank_state.page)
@@ -217,14 +221,15 @@ class Node:
 
     def pages(self) -> dict[int, Page]:
         """
-        Return the page of each rank on this node.
+        Return the page (the shared memory) of each rank on this node.
         """
         return {rank: rank_state.page for rank, rank_state in self._ours.rank_states.items()}
 
     def left_behind(self, rank: int) -> int:
         """
-        Return the newest step on the page of `rank` when this node joined again after it was lost.
-        -1: this node has not joined again, or the page had no step.
+        Return the newest step whose data position was on the page (the shared memory) of `rank`
+        when this node joined again after it was lost. -1: this node has not joined again, or the
+        page had no data position.
         """
         return self._ours.left_behind.get(rank, -1)
 

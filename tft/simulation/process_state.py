@@ -50,8 +50,8 @@ class Steps:
     tail: bool = False
     """True when the update window of step `completed` has closed and the step has not ended."""
     line: str = ""
-    """The last source line that the training thread reached. If the tail of a step is interrupted,
-    the rank reports this line."""
+    """The last source line that the training thread reached. If the tail of a step (the code after
+    its update window) is interrupted, the rank reports this line."""
     announce: bool = False
     """True when the thread must report the next step that it completes."""
     lock: int = NEVER

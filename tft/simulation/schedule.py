@@ -48,10 +48,11 @@ GLOBAL = (
 """The kinds of mishaps (injected faults) that do not depend on the phase of the step in which a
 rank is."""
 PHASES = ("forward", "all-reduce", "window", "between")
-"""The phases of a step, without its tail, at which a mishap may happen."""
+"""The phases of a step at which a mishap may happen, except those of its tail (see `TAIL`)."""
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
-"""The phases of the tail: its beginning, the collective in it, the part after the collective, and
-the end of the step. A phase that is listed twice is drawn twice as often."""
+"""The phases of the tail (the part of a step after its update window): its beginning, the
+collective in it, the part after the collective, and the end of the step. A phase that is listed
+twice is drawn twice as often."""
 FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
 """The states of the job machine in which a silent corruption may happen. In these states the copies
 of the ranks have been compared or are about to be compared."""
@@ -209,7 +210,8 @@ class Schedule:
     """True if the tail of each step (the part after the update window) contains a collective."""
     broadcasts: bool = False
     """True if the rank with the lowest number does not wait for the other ranks in the collective
-    of the tail, like the source of a broadcast."""
+    of the tail, like the source of a broadcast. The tail is the part of a step after its update
+    window."""
     breaks: bool = True
     """True if a collective raises an exception when a rank of its process group is lost. False if
     the collective then hangs."""
@@ -339,9 +341,9 @@ def draw(seed: int) -> Schedule:
 
 def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
     """
-    Give 40 % of the schedules a tail, and move about 60 % of the mishaps at phases into the tail.
-    The generator `rng` is used only here. So the schedules without a tail are the same as before
-    tails were added.
+    Give the steps of 40 % of the schedules a tail (a part after the update window), and move about
+    60 % of the mishaps at phases into the tail. The generator `rng` is used only here. So the
+    schedules without a tail are the same as before tails were added.
     """
     if rng.random() >= 0.4:
         return schedule

@@ -359,8 +359,8 @@ class Slices:
 
     def tells(self, machine: Machine, told: Tell) -> None:
         """
-        Count the incidents in which the copies of a rank were wrong on its node. Raises `Broken` when a
-        rank is named whose copies were right.
+        Count the incidents in which the copies of a rank were wrong on its node. Raises `Broken`
+        when a rank is named whose copies were right.
         """
         facts: Mapping[str, object] = told.facts
         if told.event not in LATE_WORDS:

@@ -181,8 +181,8 @@ class GroupPart(Protocol):
 
     def close(self, processes: list[ProcessPart], step: int) -> None:
         """
-        Finish the update of a step on some members of the group, and begin the tail or the next
-        step.
+        Finish the update of a step on some members of the group. Then begin the rest of the step
+        (its tail), or the next step if there is no tail.
         """
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
@@ -291,12 +291,13 @@ class NodePart(Protocol):
 
     def pages(self) -> dict[int, Page]:
         """
-        Return the page of each rank on this node.
+        Return the page (the shared memory) of each rank on this node.
         """
 
     def left_behind(self, rank: int) -> int:
         """
-        Return the newest step on the page of `rank` when this node joined again after it was lost.
+        Return the newest step whose data position was on the page (the shared memory) of `rank`
+        when this node joined again after it was lost.
         """
 
     def admit(self, stranger: ProcessPart) -> None:
@@ -623,7 +624,8 @@ class AuditorPart(Protocol):
     ) -> None:
         """
         Check a fetched shard of a rank that had already ended `step` with sound content. The rank
-        must not receive the content that other ranks had in the tail of that step.
+        must not receive the content that other ranks had in the tail of that step (between its
+        update window and its end).
         """
 
     def digested(self, process: ProcessPart, step: int) -> None:

@@ -83,21 +83,22 @@ class ScriptedLoop:
 
     window: bool = False
     tails: bool = False
-    """True if the loop marks the end of its steps."""
+    """True if the loop marks the end of its steps, so that each step has a tail (a part after its
+    update window)."""
     tail: bool = False
     """True if the rank is in the tail of a step: the update window has closed, and the step has not
     ended."""
     cut: bool = False
-    """True if a `Stop` order interrupts the tail of the rank. False if the rank ends the tail
-    before it stops."""
+    """True if a `Stop` order interrupts the tail of the rank's step (the part after its update
+    window). False if the rank ends the tail before it stops."""
     line: str = ""
     """The place (FILE:LINE) where the loop is interrupted."""
     after: bool = False
     """True if the step has ended, and the functions that the script calls after the step are still
     running."""
     inexact: tuple[str, ...] = ()
-    """Sentences about actions of the loop in its tails that an incident cannot undo or repeat
-    exactly."""
+    """Sentences about actions of the loop after its update windows that an incident cannot undo or
+    repeat exactly."""
     lost: str = ""
     """A sentence about rank-local state that a rollback of this rank could not restore."""
     done: bool = False

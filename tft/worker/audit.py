@@ -65,10 +65,10 @@ class _Tail:
     window: str
     """The line of the update window (FILE:LINE)."""
     first: Look | None = None
-    """The digests of the state just before the first collective of the tail. None: the tail has not
-    called a collective yet."""
+    """The digests of the state just before the first collective after the update window. None: no
+    collective was called since the window closed."""
     collective: str = ""
-    """The line of the first collective of the tail (FILE:LINE)."""
+    """The line of the first collective after the update window (FILE:LINE)."""
 
 
 @dataclass(slots=True)
@@ -260,8 +260,8 @@ class Audit:
 
     def step_ends(self, step: int, *, leaves: bool) -> None:
         """
-        Check the tail of `step`, which has ended. `leaves` is True if an incident takes this rank
-        out of the loop now.
+        Check the tail of `step` (the code of the loop after the update window), which has ended.
+        `leaves` is True if an incident takes this rank out of the loop now.
 
         Raises `UsageError` for a finding in strict mode. Raises `Interrupted` if an incident
         interrupted the tail and the script caught the exception and continued.
@@ -342,8 +342,8 @@ class Audit:
 
     def collective_failed(self, step: int, error: BaseException) -> None:
         """
-        Record that a collective has raised `error` in the tail of `step`. Failures on other threads
-        than the training thread are ignored.
+        Record that a collective has raised `error` in the tail of `step` (after its update window).
+        Failures on other threads than the training thread are ignored.
         """
         if threading.get_ident() == self._thread and self._failure is None:
             self._failure = _Failure(step, error, self._line())
@@ -354,8 +354,9 @@ class Audit:
         Record that the loop was left with the exception `error`. `error` is None if the caller only
         reports that an incident ended the loop.
 
-        If a collective failed in the tail, and the script caught the exception and continued,
-        return the line (FILE:LINE) of that collective. Otherwise return an empty string.
+        If a collective failed in the tail of a step (after its update window), and the script
+        caught the exception and continued, return the line (FILE:LINE) of that collective.
+        Otherwise return an empty string.
         """
         tail, failure = self._tail, self._failure
         self._tail = self._ended = self._failure = None
@@ -382,8 +383,8 @@ class Audit:
     # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:
-        # the data position is not compared: if the tail takes a batch, an incident restores the
-        # data position, and the same batch is taken again
+        # the data position is not compared: if the loop takes a batch in the tail, an incident
+        # restores the data position, and the loop takes the same batch again
         moved = [name for name in self._moved(tail.generators) if name != DATA]
         if not moved:
             return
@@ -565,8 +566,8 @@ class Audit:
 
 class _Cut(Interrupted):
     """
-    Raised at the end of a step if a collective failed in its tail because of an incident, and the
-    script caught the exception of the collective and continued.
+    Raised at the end of a step if a collective failed after the update window because of an
+    incident, and the script caught the exception of the collective and continued.
     """
 
 

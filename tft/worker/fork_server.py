@@ -2,8 +2,8 @@
 The fork server: `python -m tft.worker.fork_server ADAPTOR FD`. The agent of a node runs one.
 
 The fork server imports once all modules that every rank needs, and modules of plugins that permit
-it (`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one: for a rank, for a
-warm process, or for the rendezvous store.
+it (`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one: for a rank, for
+a warm process, or for the rendezvous store.
 
 A fork copies only one thread, so the fork server must have only one. If an import has started other
 threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
@@ -50,7 +50,7 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        # print one line only: the agent then does without a fork server, and the ranks report it too
+        # print one line only: the agent then goes on without a fork server; the ranks report it too
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         preload_plugins()

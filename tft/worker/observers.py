@@ -35,8 +35,9 @@ class Observers:
         """True if an observer wants to be called for each update window that closes. Otherwise the
         training thread skips the call."""
         self.watch_tails = False
-        """True if an observer wants to be called at the end of each tail. Otherwise the training
-        thread skips the call."""
+        """True if an observer wants to be called at the end of each tail (the code of the loop
+        between the update window and the end of the step). Otherwise the training thread skips the
+        call."""
         self.watch_ends = False
         """True if an observer wants to be called at the end of each step. Otherwise the training
         thread skips the call."""
@@ -117,7 +118,7 @@ class Observers:
     def tail_ends(self, step: int) -> None:
         """
         Notify the observers (objects of plugins) that the loop has finished all work of `step`,
-        including its tail.
+        including the code after the update window.
         """
         self._tell("tft_on_tail_ending", step=step)
 

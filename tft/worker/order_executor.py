@@ -141,7 +141,7 @@ class Hands:
         self._interrupted: tuple[int, bytes] = (NOT_CAPTURED, b"")
         self._line = ""
         """The line (FILE:LINE) at which the loop was left. The line is reported if the loop was in
-        the tail of a step."""
+        the tail of a step (after its update window)."""
         self._stopped_for: int | None = None
         """The incident for which the loop was left. None: the loop was not left, or the `Stop`
         order of its incident has not arrived yet."""
@@ -504,8 +504,8 @@ class Hands:
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
-            # keep the capture on the page: from now on it is the rank-local state from which this
-            # rank trains
+            # keep the capture on the page (the shared memory of the rank): from now on it is the
+            # rank-local state from which this rank trains
             if isinstance(order, Rollback):
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]

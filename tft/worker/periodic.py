@@ -358,8 +358,9 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until the condition `that` is true, and return True. There is no time limit, because the
-        disk may be slow. If an incident needs the training thread first, return False.
+        Wait until the condition `that` is true, and return True. There is no time limit here,
+        because the disk may be slow, but after `_PATIENCE` seconds the thread counts as hanging. If
+        an incident needs the training thread first, return False.
         """
         began, told = time.monotonic(), False
         with self._turn:

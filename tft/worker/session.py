@@ -363,9 +363,9 @@ class Session:
         """
         Write a row for this step to `records-rank{rank}.jsonl` in the run directory.
 
-        A row that is written in the tail of a step belongs to that step. The key `step` is added to
-        the row. The file contains the row once, even if the step is computed again or a function of
-        `after_step` is called again.
+        A row that is written after the update window of a step, but before the end of the step,
+        belongs to that step. The key `step` is added to the row. The file contains the row once,
+        even if the step is computed again or a function of `after_step` is called again.
 
         Call this method before the last all-reduce of the step (with DDP: before
         `loss.backward()`). If this rank dies after its contribution to that all-reduce, the other
@@ -541,8 +541,8 @@ class Session:
 
     def attempt(self, work: Callable[[], None]) -> bool:
         """
-        Run `work`, a part of the program's training loop. Return False if an incident or a fault has
-        ended it: call `obey` next, and then repeat the steps from `session.step` on.
+        Run `work`, a part of the program's training loop. Return False if an incident or a fault
+        has ended it: call `obey` next, and then repeat the steps from `session.step` on.
 
         The exception of a fault is reported, and not raised.
         """

@@ -177,8 +177,8 @@ class Gate:
 
     def passed(self, step: int, *, tail: bool) -> None:
         """
-        Record that the update of `step` is complete. `tail` is True if the step ends later, after a
-        tail.
+        Record that the update of `step` is complete. `tail` is True if further code of the loop
+        (the tail) belongs to the step, so that the step ends later.
         """
         self._place = (step, False, self._place[2], tail, False)
 

@@ -284,8 +284,8 @@ class StepLoop:
         """
 
         def refuse(loss: float) -> bool:
-            # a backward pass in the tail of a step, or in a function that is called after a step,
-            # is not part of training
+            # a backward pass after the update window of a step, or in a function that is called
+            # after a step, is not part of training
             trains = not self.gate.in_tail and not self.after.running
             refused = trains and self.observers.loss(self.step, loss)
             if refused:
@@ -353,8 +353,9 @@ class StepLoop:
     def left(self, error: BaseException | None) -> str:
         """
         Record that the loop has ended. `error` is the exception that ended it, or None if an
-        incident interrupted a program that does not use `Session.run`. Return the line (FILE:LINE)
-        at which the tail was interrupted, or an empty text if the audit does not know it.
+        incident interrupted a program that does not use `Session.run`. If the audit knows that the
+        tail of a step (the code after its update window) was interrupted, return the line of the
+        interruption (FILE:LINE), otherwise an empty text.
         """
         self._present.refused_loss = ""
         if self.observers.work is not None:
@@ -397,7 +398,8 @@ class StepLoop:
 
     def end_step(self) -> None:
         """
-        End the step. The loop calls this after the tail of the step.
+        End the step. The loop calls this method after the tail of the step (its code after the
+        update window).
         """
         if not self.tails:  # first call: so far each step counted as ended with its window
             self.has_tails()
@@ -407,7 +409,8 @@ class StepLoop:
 
     def has_tails(self) -> None:
         """
-        Record that the loop marks the ends of its steps, so that each step has a tail.
+        Record that the loop marks the ends of its steps, so that each step has a tail (the code
+        between its update window and its end).
         """
         if not self.tails:
             self._present.tails = True
@@ -422,8 +425,8 @@ class StepLoop:
 
     def refuse_after_abort(self) -> None:
         """
-        Raise `Interrupted` if collectives of this step were aborted on the device: what the loop has
-        read since then may be wrong.
+        Raise `Interrupted` if collectives of this step were aborted on the device: what the loop
+        has read since then may be wrong.
         """
         if self._edges.synchronize is not None and self.gate.aborted:
             raise Interrupted
@@ -484,8 +487,8 @@ class StepLoop:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        # capture the rank-local state only if it has changed since the last capture: otherwise the
-        # page has this capture already
+        # write the rank-local state to the page only if it has changed since the last capture:
+        # otherwise the page has it already
         if local_state != self._present.contributed:
             self.page.varies()
             self.page.capture(completed + 1, local_state, False)
@@ -639,9 +642,9 @@ class StepLoop:
         Record that this rank has gone back to its rank-local state of the end of `step`.
 
         If copies of the rest of the state at the end of `step` are kept in host memory, the page
-        must keep this rank-local state as long as these copies. The page may not have kept it yet:
-        the page may be new, or the rank-local state may have been derived from the number of the
-        step.
+        (its shared memory) must keep this rank-local state as long as these copies. The page may
+        not have kept it yet: the page may be new, or the rank-local state may have been derived
+        from the number of the step.
         """
         self._present.step = -1
         if self._backs_up(step):
@@ -655,9 +658,9 @@ class StepLoop:
         """
         Let the adaptor copy the state at the end of `step` to host memory.
 
-        From now on the page keeps the rank-local state of this step, even if the copy fails. If
-        other ranks have a copy, another process of this rank may fetch that copy, and needs the
-        rank-local state of the same step.
+        From now on the page (the shared memory of the rank) keeps the rank-local state of this
+        step, even if the copy fails. If other ranks have a copy, another process of this rank may
+        fetch that copy, and needs the rank-local state of the same step.
         """
         self.page.keep(step, self._present.closed, self.gate.backups())
         if self.hooks.backup is not None:

@@ -92,7 +92,8 @@ class WorkClock:
 
     def closes(self, step: int) -> None:
         """
-        Record that the update window of `step` closes, and write the times of the step to the page.
+        Record that the update window of `step` closes, and write the times of the step to the page
+        (the shared memory of the rank, which the agent reads).
         """
         if not self._began or self.meter is None:
             return
