@@ -322,7 +322,8 @@ class Groups:
 
     def leave(self, process: ProcessPart) -> None:
         """
-        Remove a process that is waiting at a rendezvous store until its process group is complete.
+        Remove a process from the rendezvous store at which it waits for the other members of its
+        process group.
         """
         for meeting in self._meetings.values():
             if meeting.waiting.get(process.rank) is process:

@@ -66,8 +66,9 @@ class Invariants:
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, ProcessPart] = {}
         self._since: dict[int, tuple[int, int]] = {}
-        """By rank: the node on which the rank last continued training, and the first step that it
-        trained there."""
+        """By rank: the node on which the rank last continued training, and the earliest step from
+        whose end it continued there. Data positions of this step and later ones are not expected on
+        other nodes."""
         self._left: dict[int, int] = {}
         """By rank that no longer takes part in the job: the step from whose end the job continued
         without this rank."""

@@ -221,8 +221,8 @@ class Mishaps:
 
     def spread(self, process: ProcessPart) -> None:
         """
-        Record that a rank has contributed wrong data to the all-reduces, which spreads them to all
-        members.
+        Record that a rank has contributed wrong data to the all-reduces, so that all members of the
+        group get wrong results.
         """
         mishap = self.poison.pop(process.rank, None)
         if mishap is not None:

@@ -1,6 +1,6 @@
 """
-Makes a schedule that breaks an invariant as small as possible. The smaller schedule must still
-break the same invariant.
+Reduces a schedule that breaks an invariant to the smallest schedule that still breaks the same
+invariant.
 """
 
 from collections.abc import Iterator

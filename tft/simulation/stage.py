@@ -205,7 +205,8 @@ class GroupsPart(Protocol):
 
     def leave(self, process: ProcessPart) -> None:
         """
-        Remove a process that waits at a rendezvous store to form a process group.
+        Remove a process from the rendezvous store at which it waits for the other members of its
+        process group.
         """
 
     def close(self, store: tuple[str, int]) -> None:
@@ -452,8 +453,8 @@ class MishapsPart(Protocol):
 
     def spread(self, process: ProcessPart) -> None:
         """
-        Record that a rank has contributed wrong data to the all-reduces, which spreads them to all
-        members.
+        Record that a rank has contributed wrong data to the all-reduces, so that all members of the
+        group get wrong results.
         """
 
     def failure(self, rank: int, order: OrderName) -> str | None:
