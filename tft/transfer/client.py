@@ -73,13 +73,12 @@ def fetch(
     (`Preparing`).
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. If another thread sets `abandoned`, raises `TransferFailed` soon (within a few
-    times `TICK` seconds). After an error the content of the buffers is undefined. No thread writes
-    to the buffers any more when this function returns or raises.
+    its failure. Raises it also within a few times `TICK` seconds after another thread has set
+    `abandoned`. After an error the content of the buffers is undefined. No thread writes to the
+    buffers any more when this function returns or raises.
     """
     clock = SystemClock()
-    began = clock.now()
-    scheduler = ChunkScheduler(len(transfer.sources))
+    began, scheduler = clock.now(), ChunkScheduler(len(transfer.sources))
     hello = Hello(job=receiver.job, rank=receiver.rank, shard=transfer.shard, step=step)
     threads: dict[int, threading.Thread] = {}
     try:
