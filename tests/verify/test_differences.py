@@ -45,7 +45,7 @@ def test_equal_runs_have_no_difference() -> None:
     assert first_difference(CALM, CALM) is None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rows"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("rows", "length")])
 def test_each_kind_of_state_is_compared(kind: str) -> None:
     """When one kind of state differs on one rank, then it is named with its step and rank."""
     other = changed(1, 2, **{kind.replace("-", "_"): "x"})
@@ -64,6 +64,17 @@ def test_the_cause_is_named_before_its_effects() -> None:
                (0, 3): changed(0, 3, batches="x").steps[0, 3]},
     )  # fmt: skip
     assert first_difference(CALM, other) == Difference(step=2, rank=1, kind="losses", name="")
+
+
+def test_a_job_that_trains_longer_is_different() -> None:
+    """When a disturbed job has trained more steps than the undisturbed one, then the first step too
+    many is named. An earlier difference comes first."""
+    longer = replace(CALM, steps={**CALM.steps, (1, 4): {**WINDOW, **END}}, ends={0: 3, 1: 4})
+    assert first_difference(CALM, longer) == Difference(
+        step=4, rank=1, kind="length", name="4 instead of 3"
+    )
+    both = replace(longer, steps={**longer.steps, (0, 2): changed(0, 2, losses="x").steps[0, 2]})
+    assert first_difference(CALM, both) == Difference(step=2, rank=0, kind="losses", name="")
 
 
 def test_a_step_that_a_rank_took_from_another_is_not_compared() -> None:

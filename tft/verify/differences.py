@@ -11,7 +11,7 @@ from tft.verify.digests import Digests, Part
 
 KINDS = (
     "batches", "data", "modes", "generators", "settings", "scheduler", "others", "rank-local",
-    "losses", "optimizer", "parameters", "rows",
+    "losses", "optimizer", "parameters", "rows", "length",
 )  # fmt: skip
 """All kinds of recorded state. Within a step, a difference of one kind can cause differences of the
 kinds that come later in this list. So the first kind that differs is the most useful one to name.
@@ -30,6 +30,7 @@ _TEXT = {
     "optimizer": "the state of the optimizer differs",
     "parameters": "the parameters differ",
     "rows": "the rows of session.record differ",
+    "length": "the job trains more steps than the undisturbed one",
 }
 
 
@@ -71,6 +72,12 @@ def first_difference(
         if step <= calm.last
     ]
     found += _rows(calm, other, volatile)
+    last = max(calm.ends.values(), default=0)
+    found += [
+        Difference(step=last + 1, rank=rank, kind="length", name=f"{end} instead of {last}")
+        for rank, end in other.ends.items()
+        if end > last
+    ]
     return min(found, key=_order, default=None)
 
 
