@@ -232,13 +232,22 @@ class Watch:
             return None
         device = parts[0].device
         if any(part.device != device for part in parts):
-            norms = [torch.linalg.vector_norm(part).to(device) for part in parts]
-        else:
+            norms = [_vector_norm(part).to(device) for part in parts]
+        elif all(part.dtype == torch.float32 for part in parts):
             norms = list(torch._foreach_norm(parts))
-        if any(norm.dtype != torch.float32 for norm in norms):
-            norms = [norm.float() for norm in norms]
+        else:
+            norms = [_vector_norm(part) for part in parts]
         total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
+
+
+def _vector_norm(part: Tensor) -> Tensor:
+    """
+    Return the norm of a tensor as a number of 32 bits. With 16 bits it could overflow although no
+    gradient has.
+    """
+    half = part.dtype in (torch.float16, torch.bfloat16)
+    return torch.linalg.vector_norm(part, dtype=torch.float32 if half else None).float()
 
 
 watch = Watch()

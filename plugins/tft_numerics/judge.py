@@ -52,7 +52,11 @@ class Judge:
     def __init__(self, session: SessionView, settings: Settings) -> None:
         self._session = session
         self._settings = settings
-        self._losses = History()
+        self._losses: list[History] = []
+        """The losses of earlier steps, by the place of their backward pass in the step: a script may
+        have several losses of different kinds, each with a backward pass of its own."""
+        self._passes = 0
+        """The number of losses of the present step that were judged so far."""
         self._norms = History()
         self._found: list[str] = []
         """Texts that say which losses of the present step are wrong, and why."""
@@ -62,7 +66,8 @@ class Judge:
         """
         Return whether the update must be refused because of a loss of this rank.
         """
-        why = self._wrong("the loss", loss, self._losses)
+        why = self._wrong("the loss", loss, self._losses_at(self._passes))
+        self._passes += 1
         if why:
             self._found.append(why)
         return bool(why) and self._settings.mode == "refuse"
@@ -74,7 +79,7 @@ class Judge:
 
         If the update is not refused, remember these numbers for the judgement of later steps.
         """
-        found, self._found = self._found, []
+        found, self._found, self._passes = self._found, [], 0
         if not found and numbers.norm is not None:
             found = self._wrong_norm(numbers.norm, numbers.own)
         if found:
@@ -82,8 +87,8 @@ class Judge:
             if self._settings.mode == "refuse":
                 raise TrainingFault(why, kind="numeric")
             log.warning("numbers_suspect", step=step, why=why)
-        for loss in numbers.losses:
-            self._losses.add(step, loss)
+        for place, loss in enumerate(numbers.losses):
+            self._losses_at(place).add(step, loss)
         if numbers.norm is not None:
             self._norms.add(step, numbers.norm)
 
@@ -95,13 +100,18 @@ class Judge:
         """
         if order != "regroup":
             return
-        self._found = []
+        self._found, self._passes = [], 0
         replaced = self._session.incarnations != self._incarnations
         self._incarnations = dict(self._session.incarnations)
-        for history in (self._losses, self._norms):
+        for history in (*self._losses, self._norms):
             history.back_to(step)
             if replaced:
                 history.clear()
+
+    def _losses_at(self, place: int) -> History:
+        while place >= len(self._losses):
+            self._losses.append(History())
+        return self._losses[place]
 
     def _wrong_norm(self, norm: float, own: Sequence[float]) -> list[str]:
         if not math.isfinite(norm):

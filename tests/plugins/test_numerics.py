@@ -149,6 +149,20 @@ def test_spikes_are_refused() -> None:
     other.tft_on_window_opening(WARM + 1, Numbers(losses=(3.0,), norm=100.0))
 
 
+def test_losses_of_several_backward_passes_are_judged_apart() -> None:
+    """When a step has two losses of different size, each with a backward pass of its own, then each
+    is compared with the losses at its place in earlier steps."""
+    one = judge()
+    for step in range(1, WARM + 1):
+        assert not one.tft_on_loss(step, 1.0)
+        assert not one.tft_on_loss(step, 50.0 + step % 3)
+        one.tft_on_window_opening(step, Numbers(losses=(1.0, 50.0 + step % 3), norm=1.0))
+    assert not one.tft_on_loss(WARM + 1, 1.0)
+    assert not one.tft_on_loss(WARM + 1, 55.0)
+    one.tft_on_order("regroup", 1, WARM + 1)
+    assert one.tft_on_loss(WARM + 1, 55.0)
+
+
 def test_refused_values_are_no_part_of_the_history() -> None:
     """When the same spike comes again after a refusal, then it is refused again."""
     one = judge()
