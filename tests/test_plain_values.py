@@ -239,7 +239,7 @@ def test_nameless_function_that_is_not_there_is_named_where_it_is_needed() -> No
     found = values.into({}, values.placed(noted))["counts"]
     assert found == {"seen": 6}
     assert values.plain(found) == noted["counts"]
-    with pytest.raises(UsageError, match="Make the defaultdict where its object is made"):
+    with pytest.raises(UsageError, match="Create the defaultdict when its object is created"):
         found["new"]
 
 

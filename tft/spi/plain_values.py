@@ -1,10 +1,12 @@
 """
-Copies values of the user's objects in a form that can be packed, and makes the values again: numbers,
-texts, arrays of numpy, random generators, and lists, tuples, sets, deques, dicts and dataclasses of
-them. An adaptor adds the tensors of its framework.
+Turns values of the user's objects into copies in a plain form, which can be packed into bytes, and
+makes the values again from this form. A value that has a plain form is called plain. Plain are
+numbers, texts, arrays of numpy, random generators, and lists, tuples, sets, deques, dicts and
+dataclasses of such values. An adaptor adds the tensors of its framework.
 
-In that form, lists and most dicts stay what they are. Other types become a dict with the key
-`_KIND`, which names the type.
+The plain form of a list is a list, and that of most dicts is a dict. For values of other types it
+is a dict with the key `_KIND`, under which the name of the type is stored. Texts, floats and the
+like are their own plain form.
 
 This module needs numpy, so `tft.spi` does not import it.
 """
@@ -27,46 +29,53 @@ from tft.errors import UsageError
 from tft.spi import generators
 
 LIMIT = 32 * 1024
-"""The most bytes of one attribute of an object that adaptors keep. The whole rank-local state has
-256 KiB."""
+"""The size in bytes up to which adaptors keep an attribute of a user's object. The limit is small,
+because the whole rank-local state of a rank must fit into 256 KiB."""
 LARGE = f"has more than {LIMIT // 1024} KiB"
-"""Why an attribute is not kept, for `unkept_sentence`."""
+"""The argument `why` of `unkept_sentence` for an attribute that is larger than `LIMIT`."""
 SCALARS: frozenset[Any] = frozenset({bool, int, float, str, bytes, type(None)})
 AS_THEY_ARE: frozenset[Any] = frozenset({bool, float, str, bytes, type(None)})
-"""The types whose values are stored without a change. Values of other types are stored in a plain form."""
+"""The types whose values are their own plain form. (So are integers, unless they are too large to
+be packed.)"""
 _CONTAINERS: frozenset[Any] = frozenset(
     {list, tuple, set, frozenset, deque, dict, OrderedDict, Counter, defaultdict}
 )
 _DICTS = frozenset({defaultdict, OrderedDict, Counter})
 _KIND = "tft: a value of the type"
-"""The key of a dict that stands for a value of another type. The other key is `_PARTS`."""
+"""A dict with this key is the plain form of a value of another type. The name of the type is stored
+under this key, and the content of the value under the key `_PARTS`."""
 _PARTS = "of"
 _DEEPEST = 30
-"""How many containers may lie within each other. Objects that refer to each other would have no end."""
+"""How deep containers may be nested in a plain value. Without this limit, objects that refer to
+each other would be copied without end."""
 _WORDS = range(-(2**63), 2**64)
-"""The integers that can be packed."""
+"""The integers that can be packed. The plain form of any other integer is its text."""
 _SAMPLES = 256
-"""How many elements of an array `mark_of_array` looks at."""
+"""About how many elements of a large array the function `mark_of_array` reads."""
 
 Form = Callable[[Any, int], Any]
-"""Returns the plain form of a value of one type. Takes the value, and how deep its parts lie."""
+"""A function that returns the plain form of a value of one type. Its arguments are the value, and
+the nesting depth at which the parts of the value are."""
 
 Filled = dict[int, tuple[Any, Any]]
-"""The objects that have got their content back, by their `id`, each with the value it was given."""
+"""The objects into which content was put back. The key is the `id` of an object, the value is the
+object and the value whose content it got."""
 Owns = Callable[[object], bool]
-"""Returns True for an object that an attribute has had from the start."""
+"""A function that returns True for an object if a certain attribute has referred to this object
+since before training."""
 
 
 class NotPlain(Exception):
     """
-    Raised for a value that is not plain.
+    Raised for a value that has no plain form, such as an open file.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Large:
     """
-    Stands for a value that is too large to be kept.
+    Takes the place of the plain form of a value that is too large and was not copied. `nbytes` is
+    about the size of the value.
     """
 
     nbytes: int
@@ -75,7 +84,8 @@ class Large:
 @dataclass(frozen=True, slots=True)
 class Anew:
     """
-    Stands for a value that gets an object of its own when it is put back.
+    Marks a value that must not be put back into the object that is there, because this may be the
+    wrong object. A new object is made for the value.
     """
 
     value: Any
@@ -83,14 +93,16 @@ class Anew:
 
 def of_kind(kind: str, parts: object) -> dict[str, object]:
     """
-    Return the plain form of a value whose type has the name `kind` there.
+    Return the plain form of a value: a dict with the name `kind` of the value's type and with the
+    content `parts`, from which the value can be made again.
     """
     return {_KIND: kind, _PARTS: parts}
 
 
 class PlainValues:
     """
-    Copies values, and makes them again, for one adaptor.
+    Turns values into their plain form, and makes them again, for the types that one adaptor
+    supports.
     """
 
     def __init__(
@@ -105,15 +117,20 @@ class PlainValues:
         own_dicts: bool = True,
     ) -> None:
         """
-        Add to the types of Python and numpy those of a framework: `forms` has their forms, and
-        `makers` makes the values again, from the parts in `of_kind` and the `place` of `placed`.
-        Subclasses of these types are not plain. `fillers` has types of which `into` puts values back
-        by these functions, from the old value and the new one.
+        Support the types of Python and numpy, and the types of a framework.
 
-        Dataclasses of the packages `frameworks` are not plain: they may be the bookkeeping of a
-        framework. `Large` stands for arrays of more than `large` bytes, and for containers of more
-        than `many` parts, which are not copied. Dicts of the user's own classes are plain within
-        another value only with `own_dicts`: another process may have a dict there.
+        `forms` maps each type of the framework to the function that returns the plain form of its
+        values. Values of subclasses of these types are not plain. `makers` maps the name of a type
+        in the plain form (the argument `kind` of `of_kind`) to the function that makes a value
+        again. This function gets the `parts` of `of_kind` and the `place` of `placed`. `fillers`
+        lists types whose values `into` puts back with a special function, which gets the old and
+        the new value.
+
+        Dataclasses of the packages in `frameworks` are not plain, because they may be bookkeeping
+        of a framework. An array of more than `large` bytes or a container of more than `many`
+        elements is not copied: a `Large` object takes its place. If `own_dicts` is False, a dict of
+        a user's class within another value is not plain, because the plain form does not name the
+        class: an ordinary dict might take its place.
         """
         self._forms: Mapping[Any, Form] = {
             **dict.fromkeys(AS_THEY_ARE, _scalar),
@@ -141,12 +158,13 @@ class PlainValues:
         self._frameworks = frozenset(frameworks)
         self._large, self._many, self._own_dicts = large, many, own_dicts
         self._known: dict[Any, Form | None] = {}
-        """The results of `_form` by type."""
+        """By type: the result of the method `_form`, so that it is found only once."""
 
     def plain(self, value: Any, depth: int = 0) -> Any:  # Any: an attribute may have any type
         """
-        Return a copy of `value` from which `placed` makes the value again. Raises `NotPlain` if a
-        part of it is not plain.
+        Return the plain form of `value`: a copy from which `placed` makes the value again. `depth`
+        says in how many containers the value is nested. Raises `NotPlain` if the value or a part of
+        it is not plain.
         """
         kind: Any = type(value)
         if kind in AS_THEY_ARE or (kind is int and value in _WORDS):
@@ -160,17 +178,19 @@ class PlainValues:
 
     def may_be_plain(self, value: object) -> bool:
         """
-        Return True if `value` has a type that is plain. Its parts may be of another type.
+        Return True if values of the type of `value` can be plain. The parts of `value` are not
+        looked at, so it may still have a part that is not plain.
         """
         return self._form(type(value)) is not None
 
     # Any: an attribute, and its plain form
     def marked(self, value: Any, form: Any, owns: Owns) -> Any:
         """
-        Return `form`, the result of `plain` for `value`, with a mark at each object for which `owns`
-        returns False: an attribute refers to another object now than at the start, such as an item
-        of a dataset. `into` does not fill the object that is at the place of a mark, because it may
-        be another item.
+        Return `form`, the result of `plain` for `value`, with a mark (`Anew`) at each changeable
+        object for which `owns` returns False. The attribute did not refer to such an object before
+        training: it may be an item of a dataset. When the value is put back, the attribute may
+        refer to another item. So `into` does not write into the object at the place of a mark, but
+        makes a new object.
         """
         if is_changeable(value) and not owns(value):
             return of_kind("anew", form)
@@ -190,8 +210,9 @@ class PlainValues:
 
     def placed(self, value: Any, place: Any = None) -> Any:  # Any: a result of `plain`
         """
-        Return the value of which `plain` has made `value`. `place` is for values of the framework:
-        the device on which they will be, for example.
+        Make a value again from its plain form `value`, which `plain` has returned. `place` is
+        passed to the functions that make values of the framework, for example the device on which a
+        tensor will be.
         """
         kind = type(value)
         if kind is dict:
@@ -207,19 +228,21 @@ class PlainValues:
         self, old: Any, value: Any, filled: Filled | None = None, owns: Owns | None = None
     ) -> Any:
         """
-        Return `value`, a result of `placed`. If `old` is of the same kind and can be changed, return
-        `old` with the content of `value`, since other objects may refer to it.
+        Put the content of `value`, a result of `placed`, into the object `old`, and return `old`.
+        So other objects that refer to `old` see the content too. If `old` is of another type or
+        cannot be changed, return `value` instead.
 
-        Pass the same `filled` for values that are put back together. If it has `old` with other
-        content already, two names refer to one object now that had two: then return `value`. Return
-        `value` also where it is marked, or where `owns` is given and returns False for `old`.
+        Pass the same `filled` for all values that are put back together. It shows which objects
+        have got content already. If `old` has got other content already, return `value`: two
+        attributes that referred to different objects before refer to the same object now. Also
+        return `value` if it is marked (`Anew`), or if `owns` is given and returns False for `old`.
         """
         filled = {} if filled is None else filled
         if isinstance(value, Anew) or (owns and is_changeable(old) and not owns(old)):
             return _unmarked(old, value)
         if id(old) in filled:
             return old if self._same(filled[id(old)][1], value) else _unmarked(old, value)
-        filled[id(old)] = old, value  # before its parts, which may refer to it
+        filled[id(old)] = old, value  # before its parts: they may refer to `old`
         found = self._into(old, value, filled, owns)
         if found is old:
             return old
@@ -234,10 +257,11 @@ class PlainValues:
         owned: "OwnedObjects | None" = None,
     ) -> None:
         """
-        Set attributes of `owner` to values that `placed` has returned. Lists, dicts and the like
-        keep their identity, since other objects may refer to them: all, or with `owned` those that
-        the attributes have had from the start. Pass the same `filled` for all owners that are put
-        back together.
+        Set attributes of the object `owner`. `attributes` has the values by name, as `placed` has
+        returned them. If an attribute refers to a list, a dict or the like, the content is put into
+        this object, because other objects may refer to it. With `owned`, this is done only for
+        objects to which the attributes have referred since before training. Pass the same `filled`
+        for all owners that are put back together.
         """
         present, filled = vars(owner), {} if filled is None else filled
         for name, value in attributes.items():
@@ -270,8 +294,9 @@ class PlainValues:
 
     def _form(self, kind: Any) -> Form | None:
         """
-        Return the function that copies a value of the type `kind`, or None if it is not plain.
-        Subclasses of tensors are not plain. Parameters are among them: a model refers to them.
+        Return the function that returns the plain form of values of the type `kind`, or None if
+        such values are not plain. Subclasses of tensors are not plain. One of them is the class of
+        parameters, which belong to a model and must not be copied as values.
         """
         try:
             return self._known[kind]
@@ -303,7 +328,7 @@ class PlainValues:
         return of_kind("named", [_named(kind), self._list(value, depth)])
 
     def _set(self, value: Any, depth: int) -> Any:
-        # the order of a set differs between processes
+        # sort the elements, because the order of a set differs between processes
         return of_kind(type(value).__name__, self._list(sorted(value, key=repr), depth))
 
     def _deque(self, value: Any, depth: int) -> Any:
@@ -319,7 +344,8 @@ class PlainValues:
                 makes = _named(getattr(value, "default_factory", None) or type(None))
             except NotPlain:
                 makes = _named(no_function)
-        # a dict of another class keeps it where the content is put back into the dict that is there
+        # for a dict of any other class, the form does not name the class: the content is put back
+        # into the dict that is there, which keeps its class
         if kind == ["builtins", "dict"] and SCALARS.issuperset(map(type, value)):
             return {key: self.plain(each, depth) for key, each in value.items()}
         pairs = [[self.plain(key, depth), self.plain(each, depth)] for key, each in value.items()]
@@ -358,9 +384,10 @@ class PlainValues:
 
 class OwnedObjects:
     """
-    The lists, dicts, arrays and the like that the attributes of an object have from the start. Other
-    objects may refer to them, so their content is put back into them. An attribute that refers to
-    another object later may refer to an item of a dataset, which must not be changed.
+    The lists, dicts, arrays and the like to which the attributes of a user's object have referred
+    since before training. Other objects may refer to them too, so content is put back into these
+    objects. An object to which an attribute refers only later may be an item of a dataset, which
+    must not be changed.
     """
 
     def __init__(self) -> None:
@@ -370,14 +397,16 @@ class OwnedObjects:
 
     def begin(self, attributes: Mapping[str, Any]) -> None:
         """
-        Add the objects of `attributes`, by name.
+        Add the objects to which attributes refer now, and the objects within these. `attributes`
+        has the values of the attributes by name.
         """
         for name, value in attributes.items():
             self._objects.update({(name, id(each)): each for each in _changeable(value)})
 
     def settle(self, attributes: Mapping[str, Any]) -> None:
         """
-        Add the objects of `attributes` before training begins: only the first call adds something.
+        Add the objects of `attributes`, as `begin` does, just before training. The first call does
+        this, and further calls do nothing.
         """
         if not self.settled:
             self.settled = True
@@ -385,7 +414,8 @@ class OwnedObjects:
 
     def by(self, name: str) -> Owns:
         """
-        Return the function that says which objects the attribute `name` has from the start.
+        Return a function that returns True for an object if the attribute `name` has referred to it
+        since before training.
         """
         return lambda each: (name, id(each)) in self._objects
 
@@ -403,7 +433,7 @@ def is_changeable(value: Any) -> bool:  # Any: an attribute may have any type
 
 def _changeable(value: Any, depth: int = 0) -> Iterator[object]:
     """
-    Yield the objects that `into` changes when it puts `value` back.
+    Yield `value` and the objects within it, as far as `into` may change them in place.
     """
     if is_changeable(value) and depth <= _DEEPEST:
         yield value
@@ -430,14 +460,15 @@ def size_of(value: Any) -> int:  # Any: a result of `plain`
         return sum(size_of(key) + size_of(each) for key, each in value.items())
     if kind is list or kind is tuple:
         return sum(map(size_of, value))
-    size: int = getattr(value, "nbytes", 8)  # of a tensor, or `Large`
+    size: int = getattr(value, "nbytes", 8)  # tensors and `Large` have this attribute
     return size
 
 
 def without_marks(form: Any) -> Any:  # Any: a result of `plain` or `marked`
     """
-    Return a plain form without the marks of `PlainValues.marked`. Digests are made of this form: a
-    process that has replaced another one has other objects than that one had, with the same content.
+    Return a plain form without the marks of `PlainValues.marked`. Compute digests from the result:
+    a process may have other marks than the process that it has replaced, although the content is
+    the same.
     """
     kind = type(form)
     if kind is dict:
@@ -451,7 +482,8 @@ def without_marks(form: Any) -> Any:  # Any: a result of `plain` or `marked`
 
 def equal(left: Any, right: Any) -> bool:  # Any: results of `plain`
     """
-    Return True if two plain values are the same, also in their types. Tensors are compared by content.
+    Return True if two plain forms are equal and have the same types. Tensors are compared by their
+    content.
     """
     if type(left) is not type(right):
         return False
@@ -463,7 +495,7 @@ def equal(left: Any, right: Any) -> bool:  # Any: results of `plain`
         return len(left) == len(right) and all(map(equal, left, right))
     if hasattr(left, "dtype"):  # a tensor of torch
         return left.dtype == right.dtype and bool(left.equal(right))
-    return bool(left == right or (left != left and right != right))  # NaN is like NaN
+    return bool(left == right or (left != left and right != right))  # NaN counts as equal to NaN
 
 
 # ---------------------------------------------------------------- the forms of the types
@@ -483,8 +515,8 @@ def _complex(value: complex, depth: int) -> Any:
 
 def array_form(kind: str, array: Any) -> dict[str, object]:  # Any: an array of any type
     """
-    Return the plain form of an array of numpy, under the name `kind`. `array_of` makes it again from
-    the parts. Raises `NotPlain` for arrays of objects or records.
+    Return the plain form of an array of numpy, with `kind` as the name of its type. The function
+    `array_of` makes the array again. Raises `NotPlain` for an array of objects or of records.
     """
     dtype = array.dtype
     if dtype.hasobject or dtype.fields is not None:
@@ -494,7 +526,7 @@ def array_form(kind: str, array: Any) -> dict[str, object]:  # Any: an array of 
 
 def array_of(parts: Any) -> Any:  # Any: an array of any type
     """
-    Return a new array from the parts of a result of `array_form`.
+    Make an array again. `parts` is the content that `array_form` has stored in the plain form.
     """
     return numpy.frombuffer(parts[2], numpy.dtype(parts[0])).reshape(parts[1]).copy()
 
@@ -508,7 +540,7 @@ def _path(value: Any, depth: int) -> Any:
 
 
 def _enum(value: Any, depth: int) -> Any:
-    if value.name not in type(value).__members__:  # several flags at once
+    if value.name not in type(value).__members__:  # a combination of flags has no name
         raise NotPlain
     return of_kind("enum", [_named(type(value)), value.name])
 
@@ -516,7 +548,7 @@ def _enum(value: Any, depth: int) -> Any:
 def _generator(value: Any, depth: int) -> Any:
     try:
         return of_kind("generator", generators.read(value))
-    except NotImplementedError:  # such as that of a random.SystemRandom
+    except NotImplementedError:  # a generator without a state, such as random.SystemRandom
         raise NotPlain from None
 
 
@@ -529,7 +561,8 @@ _MAKERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "enum": lambda parts, place: _class(parts[0])[parts[1]],
     "generator": lambda parts, place: generators.made(*parts),
 }
-"""The functions that make values again that have no other values as parts."""
+"""By name of a type in the plain form: the function that makes a value again. These are the types
+whose values contain no other values."""
 
 
 # ---------------------------------------------------------------- classes by name
@@ -537,7 +570,9 @@ _MAKERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def _named(kind: Any) -> list[str]:
     """
-    Return the names under which another process finds a class. Raises `NotPlain` if it is not found.
+    Return the names of the module and of the class `kind` in it, by which another process finds the
+    class. For the type of None, both names are empty. Raises `NotPlain` if the class cannot be
+    found by its names.
     """
     names = [getattr(kind, "__module__", ""), getattr(kind, "__qualname__", "")]
     if kind is type(None):
@@ -561,13 +596,15 @@ def _class(names: list[str]) -> Any:
 
 def no_function() -> None:
     """
-    Stand for the function of a defaultdict that has no name by which another process finds it. `into`
-    takes that of the defaultdict that is there. Raises `UsageError` if there was none.
+    Take the place of the function of a defaultdict (`default_factory`) that another process cannot
+    find by a name, such as a lambda. When the defaultdict is put back, `into` takes the function of
+    the defaultdict that is there. If none is there, this function stays in its place, and raises
+    `UsageError` when it is called.
     """
     raise UsageError(
-        "a defaultdict that tft has put back has no function that makes missing values: that function "
-        "has no name by which a replacement process finds it, such as a lambda. Make the defaultdict "
-        "where its object is made, or give it a function of a module, such as int or list"
+        "a defaultdict that tft has put back cannot make missing values: a replacement process could "
+        "not find its function by a name, as is the case for a lambda. Create the defaultdict when "
+        "its object is created, or give it a function of a module, such as int or list"
     )
 
 
@@ -575,6 +612,8 @@ def no_function() -> None:
 def _unmarked(old: Any, value: Any) -> Any:
     """
     Return `value` without marks (see `PlainValues.marked`), to take the place of `old`.
+    Defaultdicts get back their function, and dicts of a user's class their class, if `old` has one
+    at the same place.
     """
     value = _bare(value)
     _lend_functions(old, value)
@@ -583,8 +622,8 @@ def _unmarked(old: Any, value: Any) -> Any:
 
 def _of_class(old: Any, value: Any) -> Any:
     """
-    Return `value`, in which each dict has the class of the dict at its place in `old`. The plain form
-    of a dict of a user's class does not have its class.
+    Return `value`, in which each dict gets the class of the dict at the same place in `old`,
+    because the plain form does not name the class of a user's dict.
     """
     if type(value) is not dict or not isinstance(old, dict):
         return value
@@ -616,8 +655,9 @@ def _lacks_function(value: Any) -> bool:
 
 def _part(old: dict[Any, Any], key: Any, value: Any) -> Any:
     """
-    Return the part of `old` into which `value` is put back. A missing defaultdict is made by the
-    function of `old`, since it may have a function without a name.
+    Return the entry `key` of the dict `old`, into which `value` is put back. If there is no such
+    entry and `value` is a defaultdict that lacks its function, let the function of `old` make the
+    entry: the defaultdict that it makes may have the function.
     """
     if key not in old and _lacks_function(value) and not _lacks_function(old):
         made = getattr(old, "default_factory", None)
@@ -628,7 +668,8 @@ def _part(old: dict[Any, Any], key: Any, value: Any) -> Any:
 # Any: attributes may have any type
 def _lend_functions(old: Any, value: Any) -> None:
     """
-    Give each defaultdict in `value` without its function that of the one at its place in `old`.
+    Give each defaultdict in `value` that lacks its function (see `no_function`) the function of the
+    defaultdict at the same place in `old`.
     """
     if isinstance(old, dict) and isinstance(value, dict):
         if isinstance(value, defaultdict) and _lacks_function(value):
@@ -672,8 +713,8 @@ def _filled(old: Any, value: Any) -> Any:
 
 def _can_hold(old: Any, value: Any) -> bool:
     """
-    Return True if the content of `value` can be written into the array `old`. A view is of other data,
-    such as a row of a dataset, to which that content does not belong.
+    Return True if the content of `value` can be written into the array `old`. Return False for a
+    view: it shows a part of another array, such as a row of a dataset, which must not be changed.
     """
     same = (old.shape, old.dtype) == (value.shape, value.dtype)
     return same and old.base is None and bool(old.flags.writeable)
@@ -684,8 +725,9 @@ def _can_hold(old: Any, value: Any) -> bool:
 
 def unkept_sentence(owner: str, name: str, why: str, more: str = "") -> str:
     """
-    Return a sentence about an attribute of an object of the class `owner` that changes and is not
-    kept. `more` follows the advice what to use instead.
+    Return a warning that an attribute changes in training and that tft does not keep it. `owner` is
+    the class of the attribute's object, `name` the attribute, and `why` the reason. `more` is
+    appended to the advice on what to use instead.
     """
     return (
         f"the attribute {name} of {owner} changes while training, and tft does not keep it, because it "
@@ -697,8 +739,8 @@ def unkept_sentence(owner: str, name: str, why: str, more: str = "") -> str:
 
 def mark_of_array(array: Any) -> object:  # Any: an array of any type
     """
-    Return a value that changes when the array changes: its shape, and samples of it. Those of an array
-    of objects say which objects they are.
+    Return the shape of an array and samples of its elements. If two results differ, the array has
+    changed. For an array of objects, the samples say which objects the elements are.
     """
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)]
