@@ -397,10 +397,10 @@ class AdaptorSpecs:
 
         In an incident, the hook is called out of the loop, on a thread of its own. The training
         thread may be in `tft_regroup` at the same time. The hook is also called on the training
-        thread, in the loop, at the start and end of a step, while tft audits the loop. The audit checks in some steps
-        whether the script follows the rules of tft. It reports parts that a script has changed
-        between the end of a step and the next update window. Only the parts `description`,
-        `settings`, `scheduler`, `modes` and `learning_rate` may be changed there.
+        thread, in the loop, at the start and end of a step, while tft audits the loop. The audit
+        checks in some steps whether the script follows the rules of tft. It reports parts that a
+        script has changed between the end of a step and the next update window. Only the parts
+        `description`, `settings`, `scheduler`, `modes` and `learning_rate` may be changed there.
 
         Not needed: without this hook tft computes the digests with `tft.spi.state.part_digests`
         from the result of `tft_give`.
@@ -570,7 +570,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_collectives(self) -> Sequence[GroupStanding] | None:
         """
-        Return where this rank stands in each of its process groups.
+        Return, for each process group of this rank, how many collectives the rank has entered and
+        which collective it is in now.
 
         Called on the control thread, when no rank of the job makes progress. The training thread is
         probably in a collective meanwhile, so do not wait for it.
@@ -605,8 +606,10 @@ class AdaptorSpecs:
         Build the framework's wrapper of the model (for example DDP) again, and return it.
 
         At this point all copies of each shard are equal, and the hook must not change the state.
-        Raise `StateChanged` if it has changed: this rank then counts as one without a copy. A hook
-        that is called later may raise it too, such as `tft_rollback`.
+        Raise `StateChanged` if the state has changed nevertheless: this rank then counts as a rank
+        without a copy of the state. A hook that is called later, such as `tft_rollback`, may raise
+        this exception too.
+
         All settings that decide the order of gradient reduction must have the values that they had
         before the process groups were lost.
         """
@@ -737,8 +740,9 @@ class AdaptorSpecs:
         Return a `Diagnosis` if the kind alone does not say enough. Return None if the adaptor does
         not know the exception. A `tft.TrainingFault` that declares a kind takes precedence over the
         result. The table of device faults, which maps error texts to kinds of faults, takes
-        precedence too, except for a line that says that the error is a bug of the script. The hook is also called for each exception from which `error` was raised
-        (its `__cause__` and `__context__`).
+        precedence too, except for a line that says that the error is a bug of the script. The hook
+        is also called for each exception from which `error` was raised (its `__cause__` and
+        `__context__`).
         """
 
 

@@ -1,6 +1,7 @@
 """
-Reads and restores random generators of Python and numpy, for adaptors: the global ones of a process,
-and those that the user's objects have as attributes. The states can be packed.
+Reads and restores random generators of Python and numpy, for adaptors: the global generators of a
+process, and generators that are attributes of the user's objects. The states can be packed into
+bytes (`tft.spi.pack`).
 
 This module needs numpy, so `tft.spi` does not import it.
 """
@@ -15,12 +16,14 @@ import numpy
 from tft.errors import UsageError
 
 GLOBAL = ("python", "numpy")
-"""The names of the global generators. To read Python's takes 8 us, to read numpy's takes 26 us."""
+"""The names of the global generators. It takes 8 us to read the state of Python's generator, and 26
+us to read that of numpy's."""
 
 
 def check_names(names: Collection[str], known: Collection[str]) -> None:
     """
-    Raise `UsageError` if the argument `rng` of the user, `names`, has names that are not in `known`.
+    Check the argument `rng` that the user has given, the names of random generators. Raises
+    `UsageError` if one of these `names` is not in `known`.
     """
     unknown = [each for each in names if each not in known]
     if unknown:
@@ -35,8 +38,8 @@ def check_names(names: Collection[str], known: Collection[str]) -> None:
 
 def global_states(names: Collection[str] = GLOBAL) -> dict[str, Any]:  # Any: each has another type
     """
-    Return the states of those global generators that are in `names`, by name. Other names are
-    passed over.
+    Return, by name, the states of the global generators that `names` contains. Ignore all other
+    names.
     """
     state: dict[str, Any] = {}
     if "python" in names:
@@ -49,8 +52,8 @@ def global_states(names: Collection[str] = GLOBAL) -> dict[str, Any]:  # Any: ea
 
 def restore_global(state: Mapping[str, Any]) -> None:
     """
-    Restore the global generators that are in `state`, a result of `global_states`, which may have
-    been packed. Other entries are passed over.
+    Restore the global generators whose states are in `state`. This is a result of `global_states`,
+    which may have been packed and unpacked since. Ignore all other entries.
     """
     if "python" in state:
         random.setstate(python_state(state["python"]))
@@ -60,7 +63,8 @@ def restore_global(state: Mapping[str, Any]) -> None:
 
 def python_state(packed: Any) -> tuple[Any, ...]:
     """
-    Return the state that `random.setstate` takes, from that of `global_states`.
+    Return the state of a Python generator in the form that `random.setstate` takes. In `packed`,
+    lists may stand in the place of tuples, as after packing.
     """
     version, words, gauss = packed
     return version, tuple(words), gauss
@@ -68,7 +72,8 @@ def python_state(packed: Any) -> tuple[Any, ...]:
 
 def numpy_state(packed: Any) -> tuple[Any, ...]:
     """
-    Return the state that `numpy.random.set_state` takes, from that of `global_states`.
+    Return the state of numpy's global generator in the form that `numpy.random.set_state` takes.
+    `packed` is the entry `numpy` of a result of `global_states`.
     """
     name, words, *rest = packed
     return name, numpy.frombuffer(words, numpy.uint32), *rest
@@ -79,7 +84,8 @@ def numpy_state(packed: Any) -> tuple[Any, ...]:
 
 def kind_of(value: object) -> str:
     """
-    Return the kind of a random generator, and an empty text for any other object.
+    Return the kind of a random generator: `numpy`, `numpy.RandomState` or `python`. Return an empty
+    text for any other object.
     """
     if isinstance(value, numpy.random.Generator):
         return "numpy"
@@ -90,8 +96,8 @@ def kind_of(value: object) -> str:
 
 def read(generator: Any) -> list[str]:
     """
-    Return the kind of a generator and its state, as text. Raises `NotImplementedError` if it cannot
-    be read.
+    Return the kind of a generator and its state, as text. Raises `NotImplementedError` if the state
+    cannot be read.
     """
     kind = kind_of(generator)
     if kind == "numpy":

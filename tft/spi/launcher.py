@@ -254,9 +254,9 @@ class Node:
         """
         Run this node until the job is over, and return the exit code of `tft run`.
 
-        SIGTERM, SIGINT and SIGHUP are forwarded to `tft run`, SIGHUP only if it is not ignored.
-        Call this method on the main thread, because
-        the ranks die together with the thread that started them.
+        SIGTERM, SIGINT and SIGHUP are forwarded to `tft run`, SIGHUP only if this process does not
+        ignore it. Call this method on the main thread, because the ranks die together with the
+        thread that started them.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = inherited_environment()

@@ -1,5 +1,5 @@
 """
-Help for plugins whose options of `tft run` are for the controller.
+A helper for plugins that add options to `tft run` which only the controller uses.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ def starts_controller(
     setting: str,
 ) -> bool:
     """
-    Return True if this `tft run` starts the controller, which uses the option `option`. On the other
-    nodes of the job the option has no effect. `options` are the options that the hook
+    Return True if this `tft run` starts the controller, which uses the option `option`. On the
+    other nodes of the job the option has no effect. `options` are the options that the hook
     `tft_environment` gets.
 
     Raises `UsageError` if `tft lead` runs the controller. The error tells the user to set `setting`

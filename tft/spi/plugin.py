@@ -245,9 +245,11 @@ class PluginSpecs:
         say.
 
         A node sends its heartbeat a few times a second. `ranks` has the status of the ranks on the
-        node. Each remark is logged, is passed on to `tft_on_event`, is printed on the console unless
-        there are many, and is in the report of the job (`remarks`). Called in the controller's event loop for every heartbeat of every node, so it
-        must not block, and should take a few microseconds for each rank.
+        node. Each remark is logged, is passed on to `tft_on_event`, is printed on the console
+        unless there are many, and is listed in the report of the job (`remarks`).
+
+        Called in the controller's event loop for every heartbeat of every node, so it must not
+        block, and should take a few microseconds for each rank.
         """
 
     @hookspec

@@ -1,6 +1,6 @@
 """
-Ready-made hooks for an adaptor that keeps the training state of this process in one object, and what
-such objects have in common.
+Ready-made hooks for an adaptor that keeps the training state of this process in one object, and the
+methods that such an object must have (`TrainingState`).
 
 Each hook only calls a method of that object: `tft_shards` calls `shards`, and so on.
 """
@@ -40,8 +40,8 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
 
 def check_parts(parts: Iterable[str], known: Collection[str], adaptor: str) -> None:
     """
-    Raise `UsageError` if the script has given `session.adopt` a part that the adaptor of this name
-    does not know.
+    Check the names of the `parts` that the script has given to `session.adopt`. Raises `UsageError`
+    if one of them is not in `known`, the names that the adaptor called `adaptor` accepts.
     """
     unknown = sorted(set(parts).difference(known))
     if unknown:
@@ -53,8 +53,8 @@ def check_parts(parts: Iterable[str], known: Collection[str], adaptor: str) -> N
 
 def skip_batches(data: Any, batches: int) -> None:  # Any: the user's data object has any class
     """
-    Make the user's data object leave out its next `batches` batches. Raises `OrderRefused` if it
-    has no method `skip(batches)`.
+    Make the user's data object leave out its next `batches` batches. Raises `OrderRefused` if the
+    object has no method `skip(batches)`.
     """
     if not hasattr(data, "skip"):
         raise OrderRefused(

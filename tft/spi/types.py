@@ -341,7 +341,8 @@ class RankBeat:
 
     rank: int
     incarnation: int
-    """The number of the rank's process: 0 for the first process, 1 for its replacement, and so on."""
+    """The number of the rank's process: 0 for the first process, 1 for its replacement, and so on.
+    """
     step: int
     """The last step that the rank has completed."""
     training: bool
@@ -366,46 +367,48 @@ class LoggerJob:
     job: str
     """The name of the job."""
     run_dir: Path
-    """The run directory. A run that is resumed has the same one."""
+    """The run directory. When the job is resumed, the run directory stays the same."""
     directory: Path
-    """A directory for what this logger must keep, such as the id of its run. It exists."""
+    """A directory for files of this logger, for example with the id of its run. The directory
+    exists already."""
 
 
 class StepLogger(Protocol):
     """
-    A logger to which the values of a job are sent. All methods are called on one thread of a
-    process of their own, and may take their time. If one raises an exception, the logger is opened
-    again later, and gets the values again that were not flushed.
+    A logger to which the values of a job are sent. All methods are called on the same thread, in a
+    process that does not train, so they may be slow. If a method raises an exception, the logger is
+    opened again later, and gets the values that were not flushed once more.
     """
 
     def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:
         """
         Take the values of a step. The script has logged them at the time `at` (seconds since 1970).
 
-        Steps come in order, each once. If `again` is True, the values of this step correct or
-        complete earlier ones, and later steps may have come before.
+        Each step comes once, in ascending order, unless `again` is True. Then the values correct or
+        complete earlier values of this step, and later steps may have come before.
         """
         raise NotImplementedError
 
     def flush(self) -> bool:
         """
-        Make the values safe that were logged so far, and return True: they are not sent again. If
-        the logger cannot do so before `close`, return False. If this process is killed then, the
-        next one asks `last_step`, and sends the steps after it.
+        Store the values that were logged so far, so that they are not lost if this process is
+        killed, and return True. These values are not sent again. If the logger can store them only
+        in `close`, return False. If this process is then killed, the next process calls
+        `last_step`, and sends all later steps again.
         """
         raise NotImplementedError
 
     def last_step(self) -> int | None:
         """
-        Return the last step that the logger has values of; -1 if it has none, None if it cannot
-        tell. Called if an earlier process was killed, or an earlier logger has failed, before all
-        its values were safe.
+        Return the last step of which the logger has stored values. Return -1 if it has stored none,
+        and None if this is not known. Called if an earlier process was killed, or an earlier logger
+        has failed, before all values were flushed.
         """
         raise NotImplementedError
 
     def close(self, result: str) -> None:
         """
-        End the logger, after the last values. `result` is how the run has ended: `completed`,
+        Store all values, and close the logger. `result` says how the run has ended: `completed`,
         `dumped`, `failed`, `cancelled`, or empty if that is not known.
         """
         raise NotImplementedError
@@ -519,8 +522,9 @@ class SessionView(Protocol):
 
     def compare_slices(self, of: int) -> None:
         """
-        Cut each shard into `of` slices, which `digest_slice` digests one by one. A job whose adaptor
-        cannot list the memory of shards (`tft_slices`) is then refused when its training begins.
+        Cut each shard into `of` slices, which `digest_slice` digests one by one. A job whose
+        adaptor cannot list the memory of shards (`tft_slices`) is then refused when its training
+        begins.
 
         Call this method in the hook `tft_opened`.
         """
