@@ -33,8 +33,8 @@ class Digests:
     @property
     def unrecorded(self) -> tuple[str, ...]:
         """
-        Return those of `losses` and `batches` of which no step of any rank has any. The adaptor, or
-        the script, does not show them.
+        Return which of the two kinds `losses` and `batches` no rank has recorded in any step,
+        because the adaptor or the script does not show them to tft.
         """
         return tuple(
             kind

@@ -53,7 +53,8 @@ class Verification:
     """The keys in the rows of `session.record` that were not compared, because their values differ
     between two undisturbed runs."""
     unrecorded: tuple[str, ...] = ()
-    """Those of `losses` and `batches` of which no rank has recorded any, so that none was compared."""
+    """Which of the two kinds `losses` and `batches` were not compared, because no rank has recorded
+    them."""
 
     @property
     def identical(self) -> bool:
