@@ -3,35 +3,36 @@ Detect nodes of which all connections to the bus have ended at once. The code is
 clock and does no I/O.
 
 The kernel of a node ends the connections of a process when the process is killed. So if the agent,
-the launcher and all ranks of a node are gone together, the node is lost. This is known long before
-the node has sent no heartbeat for too long.
+the launcher and all ranks of a node are gone together, the node is lost. The ended connections show
+this long before the missing heartbeats of the node do.
 
 A network that resets connections looks the same at first, but the processes then connect again. A
-node that was given up too early is missing for the rest of the job. So this object waits longer for
-a node whose ranks have no room elsewhere.
+node that was given up too early may be missing for the rest of the job. So the class `Connections`
+waits longer before it gives up a node whose ranks have no room elsewhere.
 
-A node that is only silent looks different. Its connections stay until ZeroMQ's heartbeats have got
-no answer for 1.5 s, and the last heartbeat of its agent is older than that. Such a node is not
-reported here.
+A node that is only silent is not reported here. Its connections end only when ZeroMQ's own
+heartbeats have got no answer for 1.5 s. By then the last heartbeat of its agent is older than
+`FRESH`.
 """
 
 from collections.abc import Callable
 
 HURRIED, PATIENT = 0.25, 2.0
-"""The time in seconds for which all connections of a node must have been gone. It is `HURRIED` if an
-incident is open and the ranks of the node have room elsewhere, otherwise `PATIENT`. `PATIENT` is
-longer than a failed attempt to connect, which takes a second, and the next one together."""
+"""The time in seconds for which all connections of a node must have been gone. It is `HURRIED` if
+an incident is open and the ranks of the node have room elsewhere, otherwise `PATIENT`. `PATIENT` is
+long enough for a failed attempt to connect, which takes a second, and for the next attempt."""
 FRESH = 1.0
 """The longest time in seconds between the last heartbeat of a node and the end of its connections,
 if the processes were killed. Agents send ten heartbeats in a second."""
 BLOCKED = 0.25
-"""The longest normal time, in seconds, between two calls of `lost`. After a longer time, the
-controller's process was blocked or stopped. Nodes may have connected again meanwhile without the
-controller having read it, so the wait for them starts again."""
+"""The longest normal time, in seconds, between two calls of `lost`. If it was longer, the
+controller's process was blocked or stopped. Meanwhile nodes may have connected again, and the
+controller has not read it yet. So the wait of `HURRIED` or `PATIENT` seconds begins anew for each
+node."""
 
 AGENT, LAUNCHER, RANK = "node", "run", "rank"
-"""How the names of an agent, a launcher and a rank on the bus begin. A dot and the number of the
-node, or of the rank, come next."""
+"""The beginnings of the names that agents, launchers and ranks have on the bus. A dot and the
+number of the node, or of the rank, come next, as in `rank.3`."""
 
 
 class Connections:
@@ -87,9 +88,9 @@ class Connections:
 
     def lost(self, at: float, hurried: Callable[[int], bool]) -> list[int]:
         """
-        Return the nodes that are lost at time `at`, because all their connections have been gone for
-        long enough. Each lost node is returned by one call only. `hurried` says of a node whether
-        the wait is `HURRIED`.
+        Return the nodes that are lost at time `at`, because all their connections have been gone
+        for long enough. Each lost node is returned by one call only. `hurried` returns True for a
+        node for which the wait is `HURRIED`, and False if it is `PATIENT`.
         """
         if at - self._looked > BLOCKED:
             self._cut = dict.fromkeys(self._cut, at)
@@ -108,8 +109,8 @@ class Connections:
 
     def nodes(self) -> set[int | None]:
         """
-        Return the nodes of which any process is connected. None is among them if a rank is
-        connected that has left its node.
+        Return the nodes that have a connected process. The value None is among them if a connected
+        rank has no node (`home` has returned None).
         """
         return {self._node(kind, number) for kind, number, _ in self._present}
 

@@ -16,9 +16,10 @@ class FinalSteps:
     """
     Follows the last final step of a job by the positions of the ranks in heartbeats (`Beat`).
 
-    A step is final when every member has ended it, its tail and the functions after it included.
-    Then each copy in memory is a copy of its end or of a later step. Only a return to a checkpoint,
-    or to a copy that was kept on purpose, goes back further.
+    A step is final when every member has ended it, including its tail and the functions that are
+    called after the step. Then each rank has the state of the end of this step, or of a later step.
+    The job goes back further only if it returns to a checkpoint, or to a copy in host memory
+    (`--backup-every`).
     """
 
     def __init__(self) -> None:
@@ -29,11 +30,11 @@ class FinalSteps:
 
     def resumed(self, members: Collection[int], step: int | None) -> int | None:
         """
-        Record that `members` train on from the end of `step`. None: they go on where they are, as
-        after a pause.
+        Record that `members` train on from the end of `step`. If `step` is None, they go on from
+        where they are, as after a pause.
 
-        Return `step` if this is news: the job begins there, or goes back before a final step.
-        Otherwise return None.
+        Return `step` if it becomes the last final step, because the job begins at this step or goes
+        back to before the last final step. Otherwise return None.
         """
         self._members, self._ended = frozenset(members), {}
         if step is None or (self._last is not None and step >= self._last):
@@ -58,8 +59,9 @@ class FinalSteps:
 
     def over(self, step: int) -> int | None:
         """
-        Record that the job is over, and that its newest checkpoint or its end is that of `step`.
-        Return `step` if it is a later one than the last final step, otherwise None.
+        Record that the job is over. `step` is the last step of a completed job, or otherwise the
+        step of the newest checkpoint. Return `step` if it is later than the last final step,
+        otherwise None.
         """
         return self._raised(step)
 

@@ -22,7 +22,8 @@ whole node was paused, so the gap does not count as a stall of its ranks."""
 class HangDetection:
     """
     Detects silent nodes and stalls of one job. The controller passes every heartbeat to this
-    object, and learns in return whether the job stands still. `times` are the step times of the job.
+    object, and learns in return whether the job stands still. `times` are the step times of the
+    job.
     """
 
     def __init__(self, policy: Policy, times: StepTimes) -> None:
@@ -54,8 +55,9 @@ class HangDetection:
     @property
     def out(self) -> bool:
         """
-        True if no rank is in its training loop. False while a node was not heard yet: a controller
-        that has just started does not know of its ranks.
+        True if no rank is in its training loop. False while a node has sent no heartbeat to this
+        controller yet: a controller that has just started does not know what the ranks of that node
+        do.
         """
         return not (self._training or self._unheard)
 
@@ -103,9 +105,9 @@ class HangDetection:
     def heard(self, beat: Beat, moves: Moves, at: float) -> float | None:
         """
         Record a heartbeat that arrived at time `at`, with its `moves`. Return the seconds since the
-        last progress of any rank, if they are more than `limit` allows. Leaving the training
-        loop counts as progress. Otherwise return None. Also return None if ranks train, but none of
-        this node.
+        last progress of any rank if they are more than `limit` allows, otherwise None. Leaving the
+        training loop counts as progress. Also return None if some ranks train, but no rank of this
+        node.
 
         The time of the heartbeat is taken from the clock of the node, not from its arrival, because
         a restarted broker may deliver heartbeats late although no rank hangs. The offset between

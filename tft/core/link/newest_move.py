@@ -9,9 +9,9 @@ class NewestMove:
     """
     The newest progress of any rank of a job.
 
-    A time may be in the future: a rank has announced that it will make no progress until then. When
-    the announced phase ends early, the rank's time is a present one again. So this object keeps one
-    time for each node, and not only the latest of all.
+    A time may be in the future, because a rank has announced that it will make no progress until
+    then. If the announced phase ends early, the rank reports an earlier time again. So this object
+    keeps one time for each node, and not only the latest of all.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class NewestMove:
 
     def not_before(self, at: float) -> None:
         """
-        Record that the time before `at` counts as progress.
+        Count `at` as a time of progress: from now on, the newest progress is not earlier than `at`.
         """
         self._floor = max(self._floor, at)
 

@@ -3,8 +3,9 @@ Find out which rank holds up the others when no rank makes progress. The code is
 clock and does no I/O.
 
 The controller asks all ranks where they stand, long before the standstill counts as a fault. The
-ranks of a process group must enter the same collectives in the same order. So the ranks that have
-entered fewer collectives than the others hold these up, or those that have entered another one.
+ranks of a process group must enter the same collectives in the same order. So a rank holds up the
+others if it has entered fewer collectives than they have, or if it has entered another collective
+than they have.
 """
 
 from collections import Counter
@@ -16,16 +17,17 @@ from tft.core.link.step_times import Moves, StepTimes
 from tft.protocol.messages import Beat, GroupStanding, Whereabouts
 
 STEPS = 3.0
-"""Ranks are asked when none has made progress for so many median step times and `MARGIN` seconds."""
+"""The ranks are asked where they stand if none of them has made progress for this many median step
+times plus `MARGIN` seconds."""
 MARGIN = 0.5
-"""The time in seconds for which a rank may stand still beside `STEPS` step times: a busy machine may
-stop a process for some tenths of a second."""
+"""The seconds that are added to `STEPS` median step times, because a busy machine may stop a
+process for some tenths of a second."""
 ANSWER = 0.3
-"""The time in seconds without a further answer after which no more answers are waited for. The
-control threads of ranks need milliseconds."""
+"""If no further answer has come for this many seconds, the controller waits for no more answers.
+The control thread of a rank needs only milliseconds to answer."""
 LONGER = 1.25
-"""If the job stood still earlier and then continued by itself, as in an evaluation, ranks are asked
-only after `LONGER` times the longest such time."""
+"""If the job stood still earlier and then continued by itself, as in an evaluation, the ranks are
+asked only after `LONGER` times the longest such standstill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class Odd:
     rank: int
     why: str
     line: str
-    """The line (FILE:LINE) of the user's code at which it stands. Empty if it is not known."""
+    """The line (FILE:LINE) of the user's code that the rank is executing. Empty: the line is not
+    known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +57,8 @@ class Finding:
 
 class Standstill:
     """
-    Watches the beats of a job for a standstill, and judges the answers of the ranks. `times` are the
-    step times of the job, and its ranks that train.
+    Watches the heartbeats of a job for a standstill, and judges the answers of the ranks. `times`
+    has the step times of the job, and the ranks that train.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -66,11 +69,12 @@ class Standstill:
         """The duration of the longest standstill so far that ended without an incident, in
         seconds."""
         self._asked = False
-        """True if the ranks were asked in the present standstill where they stand."""
+        """True if the ranks were already asked where they stand in the present standstill. They are
+        asked only once in a standstill."""
         self._newest_answer = 0.0
         self._silence: float | None = None
-        """How long no rank had made progress when the ranks were asked. None: there is no question,
-        or its finding was returned."""
+        """How long no rank had made progress when the ranks were asked. None: the ranks were not
+        asked, or the finding from their answers was returned already."""
         self._answers: dict[int, Whereabouts] = {}
         self.number = 0
         """The number of the last question to the ranks. Answers repeat this number."""
@@ -86,8 +90,8 @@ class Standstill:
 
     def heard(self, beat: Beat, moves: Moves, at: float) -> bool:
         """
-        Record a beat that has arrived at the time `at`, with its `moves`. Return True if all ranks
-        must be asked now where they stand.
+        Record a heartbeat that has arrived at the time `at`. `moves` is what it says about the
+        progress of the ranks. Return True if all ranks must be asked now where they stand.
         """
         if moves.completed:
             self._progress(at)
@@ -124,7 +128,8 @@ class Standstill:
         """
         if not self._asked or self._silence is None:
             return None
-        # count from the newest answer: to read those of many ranks takes longer than `ANSWER`
+        # count from the newest answer, because reading the answers of many ranks takes longer than
+        # `ANSWER`
         complete = len(self._answers) >= len(self._times.ranks)
         if not complete and at - self._newest_answer < ANSWER:
             return None
@@ -157,14 +162,16 @@ def odd_ranks(answers: Sequence[Whereabouts], silent: Sequence[int]) -> tuple[Od
         if 0 < len(busy) < len(answers):
             why = "it waits for no other rank, and all others wait"
             found = {each.rank: Odd(rank=each.rank, why=why, line=each.line) for each in busy}
-    # a rank that waits itself, for one of the others, is not the cause. If all of them wait, they
-    # wait for each other
+    # a rank that has been found, but itself waits in a collective for another rank, is not the
+    # cause: leave it out. But if all ranks that have been found wait, they wait for each other:
+    # return all
     free = [rank for rank in sorted(found) if rank not in waiting]
     return tuple(found[rank] for rank in free or sorted(found))
 
 
 _Members = Mapping[int, tuple[Whereabouts, GroupStanding]]
-"""The ranks of one group that have answered, each with its answer and where it stands."""
+"""By rank that has answered and belongs to a certain process group: its answer, and how far it has
+come in this group."""
 
 
 def _groups(answers: Sequence[Whereabouts]) -> Iterable[_Members]:
@@ -178,7 +185,8 @@ def _groups(answers: Sequence[Whereabouts]) -> Iterable[_Members]:
 
 def _odd_in_group(members: _Members) -> Iterable[Odd]:
     """
-    Yield the ranks that hold up the others in one group.
+    Yield the ranks that hold up the others in one process group. `members` has the ranks of the
+    group that have answered.
     """
     most = max(standing.entered for _, standing in members.values())
     waiting = {

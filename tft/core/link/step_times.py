@@ -81,7 +81,8 @@ class StepTimes:
 
     def resumed(self) -> None:
         """
-        Record that training begins or continues: the time until the next step is no step time.
+        Record that training begins or continues. The time between the last step that a rank
+        completed before and its next completed step is not measured as a step time.
         """
         self._last.clear()
 
