@@ -93,8 +93,8 @@ class Arrivals:
         job.nodes.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
             # the job may be waiting before its next attempt to form process groups. End the wait,
-            # because the earlier attempts may have failed for lack of the rendezvous store that this
-            # node has opened now
+            # because the earlier attempts may have failed for lack of the rendezvous store that
+            # this node has opened now
             job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)

@@ -75,7 +75,7 @@ class Attempts:
 
     def _note_process(self, fault: Fault) -> None:
         """
-        Note for the report which process had the rank of a fault.
+        Record for the report which process held the rank when a fault of the rank was seen.
         """
         job = self._job
         if fault.rank is None:

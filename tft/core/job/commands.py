@@ -24,8 +24,8 @@ class JobOver:
     """The exit code of the command `tft run`."""
     why: str
     sound: int | None = None
-    """The last step whose checkpoints may be used: the job has ended in an incident with wrong
-    numbers, and later checkpoints may have them. None: there is no limit."""
+    """The last step whose checkpoint may be used, if the job has ended in an incident with wrong
+    numbers: checkpoints of later steps may contain these numbers. None: there is no such limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -426,8 +426,8 @@ class Comparison:
     def _note_equal_start(self, found: Sequence[Difference]) -> None:
         """
         Record of which shards the initial states are equal. `found` are the differences between the
-        copies that the ranks hold. Do nothing if the initial states were compared before, or may still
-        be made equal by the wrappers.
+        copies that the ranks hold. Do nothing if the initial states were compared before, or may
+        still be made equal by the wrappers.
         """
         start = self._job.training.start
         if start.compared or self._job.training.untrained:

@@ -153,7 +153,8 @@ class Faults:
         if message.kind == "straggler" and not _has_limit(message):
             return self._recovery.takeover.straggles(message)
         step = self._attempts.step_of(rank_state)
-        # for a hang, `terminate` records the fault, and for a node `isolate`
+        # do not record the fault here for the kinds `hang` and `node`: the methods `terminate` and
+        # `isolate` record it below
         if message.kind not in ("hang", "node"):
             self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.evidence)
         match message.kind:
@@ -173,9 +174,10 @@ class Faults:
 
     def overtaken(self, message: Faulted) -> None:
         """
-        Handle the report of a process whose end was reported earlier. Its rank is being replaced
-        already. But if the report says that wrong numbers may have spread, no rank keeps the copies
-        that may have them. Ignore the report if its process is not the last one of its rank.
+        Handle a fault report that has arrived after the report of the end of the same process. The
+        process is being replaced already. But if the report says that wrong numbers may have
+        spread, let all ranks go back to a step without these numbers. Ignore the report if the rank
+        has had more than one process since.
         """
         rank_state = self._job.ranks.states.get(message.rank)
         limits = [] if message.not_after is None else [message.not_after]
@@ -187,8 +189,9 @@ class Faults:
 
     def _spread(self, rank_state: RankState, message: Faulted | Noticed, limit: int) -> None:
         """
-        Let all ranks go back to the end of step `limit` or of an earlier step. The fault is one of
-        a process that has ended or is being replaced. Do nothing if training has ended.
+        Record the fault in `message`, and let all ranks go back to the end of step `limit` or of an
+        earlier step, because copies of later steps may contain wrong numbers. Nothing is done about
+        the process that has reported the fault or had it. Do nothing if training has ended.
         """
         job = self._job
         if job.state in SETTLED:
@@ -214,8 +217,9 @@ class Faults:
         sliced = not message.unsliced and training.equal.compared < message.step
         equal = training.equal.compared if sliced else training.equal.whole
         if equal >= message.step:
-            # the copies are equal since an incident in which a holder was lost: the ranks that have
-            # taken the lost rank's place have fetched the copies of the others
+            # a holder was lost in an earlier incident, and the process that replaced it has fetched
+            # the copies of other ranks. So the copies are equal now, but this proves nothing about
+            # the lost copy. Take the last step at which the copies of all holders were compared
             equal = training.equal.judged
         self._job.tell(
             "checkpoint_differs", step=message.step, wrong=list(message.wrong), why=message.why

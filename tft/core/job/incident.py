@@ -80,24 +80,26 @@ class Progress:
     furthest: int = 0
     """The highest step that any rank had completed before the incident."""
     told: int = 0
-    """The same, as heartbeats had told when a node was lost. It is needed when all nodes are lost:
-    then no rank reports its position."""
+    """The highest step that any rank had completed when a node was lost, according to heartbeats.
+    This is needed if all nodes are lost, because then no rank reports its position."""
     begun: int = 0
     """The highest step whose update any rank had begun when the rank reported its position. The
     rank may have completed this update since."""
     reached: int = 0
     """The highest step whose update any rank had begun, according to the positions that the ranks
-    have reported in the present round. The value `begun` counts all rounds of the incident."""
+    have reported in the present round. (`begun` is the same for all rounds of the incident
+    together.)"""
     step: int | None = None
     """The first step to be computed after the incident. None: this step is not known yet, or the
     job ends without a further step."""
 
     digesting: bool = False
     """True if ranks may still have been digesting their copies when a round began, and have not
-    stopped since. They cannot stop before they have ended this, so they get more time."""
+    stopped since. Ranks cannot stop before they have finished digesting, so they get more time to
+    stop."""
     groups_failed: str = ""
-    """Why the process groups cannot be formed that the ranks form while they compare their copies.
-    Empty: no such reason is known."""
+    """The ranks form process groups while they digest their copies. If these groups cannot be
+    formed, this is the reason. Empty: no such reason is known."""
 
     def saw(self, position: Position) -> None:
         """
@@ -230,7 +232,8 @@ class Decision:
     """The number of attempts of the present strategy that have failed. A new fault sets this number
     to 0."""
     repeated: list[str] = field(default_factory=list)
-    """Why attempts of strategies have failed and were repeated, each with the name of the strategy."""
+    """Why attempts of strategies have failed and were repeated, each with the name of the strategy.
+    """
     tried: list[tuple[str, str]] = field(default_factory=list)
     """The strategies that were passed over when the present strategy was chosen, each with the
     reason."""
@@ -441,7 +444,8 @@ class Incident:
 
     def forgive(self, rank: int) -> None:
         """
-        Remove the last fault `hang` of a rank: its process did not hang, but was lost with its node.
+        Remove the last fault `hang` of a rank: its process did not hang, but was lost with its
+        node.
         """
         hangs = [fault for fault in self.faults if (fault.kind, fault.rank) == ("hang", rank)]
         self.faults = [fault for fault in self.faults if fault not in hangs[-1:]]

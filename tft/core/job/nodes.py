@@ -26,8 +26,8 @@ class Recalling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
     """
-    The agent of a node. Another agent of the node has another name on the bus (`sender`). Its host
-    and pid may be the same: each start of a container may give the same ones.
+    The agent of a node. A later agent of the same node has another name on the bus (`sender`), but
+    perhaps the same host and pid, because each start of a container may give the same ones.
     """
 
     host: str
@@ -55,8 +55,8 @@ class Nodes:
     """The nodes that are lost or were given up. No process is started on these nodes. A node is
     removed from this set when an agent joins the job from this node again."""
     silent: set[int] = field(default_factory=set)
-    """The nodes of `lost` that were silent and were not given up on purpose. The agent of such a node
-    may still run. Then it joins the job again."""
+    """The nodes of `lost` that were silent and were not given up on purpose. The agent of such a
+    node may still run. Then it joins the job again."""
     isolated: set[int] = field(default_factory=set)
     """The nodes that were given up for good. An agent that joins the job from such a node is
     ignored."""

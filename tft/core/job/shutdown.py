@@ -1,6 +1,6 @@
 """
-Ends a job: after the remaining ranks have written a last checkpoint, because training is completed,
-or without saving anything.
+Ends a job: as completed, or with a last checkpoint that the remaining ranks write, or without
+saving anything.
 """
 
 from tft.core.job.commands import JobOver
@@ -140,8 +140,8 @@ class Shutdown:
 
     def _writes_wrong(self) -> bool:
         """
-        Return True if a fault has touched a copy that a rank writes to the last checkpoint, as long
-        as the checkpoint is not being committed.
+        Return True if a fault has touched a copy that a rank writes to the last checkpoint. Return
+        False if the checkpoint is being committed already.
         """
         job, plan = self._job, self._job.incident.last_checkpoint.plan
         if plan is None or "commit" in job.incident.tasks:
@@ -247,7 +247,7 @@ class Shutdown:
         # periodic checkpoints that are incomplete now stay incomplete: no rank writes any more
         self._job.leave_unfinished(self._job.training.last_step + 1)
         ends = uneven({each.rank: each.position.step for each in self._job.ranks.member_states()})
-        # `doubt` may say the same about the ranks whose copies were not compared
+        # leave out the sentence `ends` if `doubt` contains the same sentence
         said = [self._absent() or FINISHED, "" if ends and ends in doubt else ends, doubt]
         self.exit("completed", 0, "; ".join(filter(None, said)))
 
@@ -273,7 +273,8 @@ class Shutdown:
             job.training.last_step = max(job.training.last_step, incident.progress.furthest)
             if job.end.stop is not None and job.end.stop.signal:
                 result, code = "cancelled", 128 + job.end.stop.signal
-        # of an incident that is closed, the ranks have set later checkpoints aside themselves
+        # set no limit for a closed incident: in the incident, the ranks themselves have renamed the
+        # checkpoints of later steps, so that nobody uses these checkpoints
         sound = incident.spread.firm if incident.closed is None and result != "completed" else None
         if incident.closed is None:
             incident.closed = job.timing.now

@@ -448,7 +448,8 @@ class Job:
 
     def say(self, order: Order) -> None:
         """
-        Send an order whose answer, if there is one, is not awaited in `incident.tasks`.
+        Send an order without adding it to `incident.tasks`, the orders that ranks still have to
+        answer.
         """
         self.said.append(order)
 

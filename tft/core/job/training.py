@@ -12,7 +12,8 @@ from tft.core.job.refusals import Refusals
 UNFINISHED = "ranks ended before they had written their part"
 RANKS_AWAY = "ranks had left the job, and a periodic checkpoint needs the part of every rank"
 CHECKPOINTS_SUSPENDED, CHECKPOINTS_RESUMED = "checkpoints_suspended", "checkpoints_resumed"
-"""Events for operators: no periodic checkpoint can be written, and they are written again."""
+"""The names of two events for operators: from now on no periodic checkpoint can be completed, and
+from now on periodic checkpoints are written again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,8 +204,8 @@ class Checkpoints:
     told: set[int] = field(default_factory=set)
     """The steps of the checkpoints that were logged as missed."""
     suspended: int | None = None
-    """While no periodic checkpoint can be completed, because ranks have left the job: the step after
-    which they have left. None: all ranks take part."""
+    """The step after which ranks have left the job. No periodic checkpoint can be completed until
+    they come back. None: all ranks take part."""
     newest: int = 0
     """The step of the newest complete checkpoint, or the step from which the job started if there
     is no such checkpoint. If the ranks return to an earlier step, the value is set to that step."""

@@ -86,8 +86,8 @@ def savers(
     With `spread`, it is a rank on the node that has the fewest shards to write so far.
 
     `writing` has, by shard, the rank that writes the shard already, by an earlier plan for the same
-    step. It keeps the shard: if another rank wrote the same files, one would overwrite what the other
-    has digested.
+    step. This rank keeps the shard: if another rank wrote files with the same names, it would
+    overwrite files whose digests the first rank has computed already.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
