@@ -55,8 +55,9 @@ class ListenAddress:
 
 def read_address(text: str, option: str, example: str) -> ListenAddress:
     """
-    Return the address that `text` names: ADDRESS:PORT. The option `option` has the value `text`.
-    Raises `UsageError` with the `example` if `text` is no address.
+    Return the address in `text`, which is the value of the command-line option `option` and has the
+    form ADDRESS:PORT. Raises `UsageError` if `text` has another form. The message names the option
+    and shows `example`.
     """
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) <= 65535):

@@ -39,7 +39,8 @@ from tft.files import sync
 from tft.protocol.messages import SavedFile
 
 SCHEMA = 4
-"""The version of the format of the manifest and of the rank-local state. A reader refuses other versions."""
+"""The version of the format of the manifest and of the rank-local state. A reader refuses other
+versions."""
 
 _UNSEALED = "0" * 32
 """The text that stands in the place of the manifest's own digest while that digest is computed."""
@@ -63,9 +64,9 @@ _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 BESIDE = ".beside"
-"""The suffix of a file with the state of a shard that is not in the user's objects (adaptor hook
-`tft_beside`). tft writes the file if the script's own save function writes the shard. The file is
-named after the shard."""
+"""The suffix of a file that tft adds to a shard which the script's own save function writes. The
+file has the part of the shard's state that is not in the user's objects (adaptor hook
+`tft_beside`). Its name is the name of the shard with this suffix."""
 _LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
 _OWNER = "tft rank-local state of rank {}\n"
 """The first line of a file with rank-local state. It names the rank, so that a rank refuses the
@@ -80,8 +81,9 @@ class Manifest:
     """
 
     digest: str
-    """The digest of the manifest's own file, computed with zeros in the place of this field. This
-    field comes first, so that the first place in the file with this text is this field."""
+    """The digest of the manifest file itself, computed with zeros in the place of this field. This
+    must be the first field: to check the digest, a reader puts zeros in the first place where the
+    text of the digest occurs in the file."""
     schema: int
     step: int
     """The step at whose end the state was saved."""
@@ -462,9 +464,9 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     call with the same arguments changes nothing. An earlier checkpoint with the name `final` is
     replaced: the job wrote that checkpoint before the job returned to an earlier step.
 
-    An undamaged checkpoint of the same step that has the rank-local state of more ranks is not
-    replaced, and `partial` is removed. A last checkpoint lacks that of the ranks whose nodes are
-    lost.
+    If `final` is an undamaged checkpoint of the same step and has the rank-local state of more
+    ranks, `final` is kept and `partial` is removed. This can happen with a last checkpoint, which
+    lacks the rank-local state of ranks whose nodes are lost.
 
     Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
     not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
@@ -623,8 +625,9 @@ def verify(directory: Path) -> Manifest:
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # the name of a shard is the first part of its files' names, without the suffix BESIDE of the
-    # file with the rest of its state. A file that belongs to no shard is checked like a shard
+    # the first part of a file's name is the name of its shard. Only the file with the state that is
+    # not in the user's objects has the suffix BESIDE after that name, so remove the suffix. A file
+    # that belongs to no shard is checked like a shard
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known

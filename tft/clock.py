@@ -31,15 +31,15 @@ class SystemClock:
 
 def processor_time() -> float:
     """
-    Return the seconds for which this thread has used a processor. A thread that waits, or is kept
-    waiting by others, uses none.
+    Return the processor time of this thread in seconds. It does not grow while the thread waits for
+    something, or waits for a processor that others use.
     """
     return time.thread_time()
 
 
 def unix_time() -> float:
     """
-    Return the seconds since 1970. Only for records that people read, or that are read on another
-    machine: this time may jump.
+    Return the seconds since 1970. Use this time only in records that people or other machines read,
+    and not for time limits: it jumps when the machine's clock is set.
     """
     return time.time()  # noqa: TID251 # no deadline

@@ -10,8 +10,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def heeded() -> list[signal.Signals]:
     """
-    Return those of the signals in `ENDING` that this process must heed. A SIGHUP that is ignored,
-    as under `nohup`, stays ignored: the job is to outlive its terminal.
+    Return the signals in `ENDING` that this process must handle. SIGHUP is left out if the process
+    ignores it, as under `nohup`: then the job must go on when its terminal is closed.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in ENDING if number != signal.SIGHUP or not ignored]

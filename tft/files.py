@@ -1,6 +1,6 @@
 """
-Functions that write files for other processes, so that a reader finds either the whole old content
-or the whole new content, that sync files to the disk, and that look whether it has room.
+Functions for files that other processes read. They write a file so that a reader finds either the
+whole old or the whole new content, sync a file to the disk, and find out whether the disk is full.
 """
 
 import errno
@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""The errors of a write for which the disk has no room, no inode left, or a quota that is used up."""
+"""The error numbers of a write that has failed because the disk is full or has no free inode, or
+because a quota is used up."""
 
 _ROOM = 1 << 16
-"""Less room than this, in bytes, is none: a line of the story may not fit."""
+"""The number of bytes that must still fit on a disk. A disk with less room counts as full, because
+a line of the story (the record of the job's events) may not fit."""
 
 
 def write_whole(path: Path, text: str) -> None:
     """
     Write a file with the content `text`, so that other processes never read a half-written file. An
-    existing file is replaced, and a symbolic link keeps its target. A device or a pipe, such as
-    /dev/stdout, is written to. Raises `OSError` if the file cannot be written.
+    existing file is replaced, and a symbolic link keeps its target. If `path` is a device or a
+    pipe, such as /dev/stdout, the text is appended. Raises `OSError` if the file cannot be written.
     """
     if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
-        # append: /dev/stdout may be a file that has the output of the command
+        # append to it, because /dev/stdout may be a regular file that already has other output of
+        # this command
         with path.open("a") as device:
             device.write(text)
         return
@@ -34,7 +37,7 @@ def write_whole(path: Path, text: str) -> None:
         draft.write_text(text)
         draft.replace(path)
     except OSError:
-        # what a full disk has taken of it is no use, and keeps room from others
+        # remove the incomplete draft, which would only take up room on a full disk
         with suppress(OSError):
             draft.unlink()
         raise
@@ -42,12 +45,14 @@ def write_whole(path: Path, text: str) -> None:
 
 def room_lacks(directory: Path) -> str:
     """
-    Return why nothing more can be written into a directory: its disk is full, or has no inode
-    left, or a quota is used up. Return an empty text if it has room, or if that cannot be found out.
+    Return why nothing more can be written into a directory: its disk is full, or has no inode left,
+    or a quota is used up. Return an empty text if the disk has room, or if this cannot be found
+    out.
     """
     probe, made = directory / f".room.{os.getpid()}", False
     try:
-        # only a write meets a quota, and the room that a disk keeps for root
+        # try to write, because only a write shows that a quota is used up, or that the rest of the
+        # disk is reserved for root
         with probe.open("wb") as file:
             made = True
             file.write(bytes(_ROOM))
@@ -72,8 +77,9 @@ def pid_file(run_dir: Path, name: str) -> Path:
 
 def write_pid(run_dir: Path, name: str, pid: int) -> str | None:
     """
-    Write the pid file of a process for people and other commands. Nothing in the job reads it, so
-    the job goes on if it cannot be written, as on a full disk. Return a sentence then.
+    Write the pid file of a process, for people and for other commands. The job does not read the
+    file, so it continues if the file cannot be written, as on a full disk. In this case return a
+    sentence that says why, otherwise None.
     """
     path = pid_file(run_dir, name)
     try:

@@ -19,8 +19,8 @@ READY = b"ready"
 """The message with which a fork server tells its agent that it is ready. A fork server that cannot
 fork safely sends a sentence with the reason instead."""
 WAITING = b"waiting "
-"""The beginning of the message with which a warm process tells its agent that the script waits for a
-rank. After it comes the line of the script, as FILE:LINE."""
+"""The beginning of the message with which a warm process tells its agent that the script waits for
+a rank. After it comes the line of the script, as FILE:LINE."""
 WARM = "--warm"
 """The option of `tft.worker.launch` for a warm process, before the number of the socket through
 which the process gets its rank."""

@@ -45,9 +45,10 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
 
 def can_start_threads(number: int) -> bool:
     """
-    Return whether the system lets this process start so many threads now.
+    Return whether the system lets this process start `number` more threads now.
 
-    libzmq aborts the process if it cannot start the two threads of a new context.
+    Call this before a context of ZeroMQ is made: libzmq aborts the process if it cannot start the
+    two threads of a new context.
     """
     go_on = threading.Event()
     threads = [threading.Thread(target=go_on.wait, daemon=True) for _ in range(number)]
@@ -63,7 +64,7 @@ def can_start_threads(number: int) -> bool:
 
 def no_thread(error: RuntimeError) -> str:
     """
-    Return an error message for the exception `error` of a thread that could not be started. The
-    message names the limits that an operator should check.
+    Return an error message for the exception `error`, which was raised because a thread could not
+    be started. The message names the limits that an operator should check.
     """
     return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

@@ -2,8 +2,8 @@
 The setup of logging: one line per event, `key=value`, on stderr.
 
 Only the command line calls this setup. All other code gets a logger from structlog, and logs an
-event name with keyword arguments. A rank writes events that nobody needs to see on a console to its
-log file only.
+event name with keyword arguments. Events of a rank that nobody needs to see on a console go only to
+the log file of the rank (`QuietLog`).
 """
 
 import logging
@@ -19,8 +19,9 @@ from structlog.typing import Processor
 
 class _Lines:
     """
-    What structlog calls with the text of an event. Each event is one write, because the agent writes
-    the output of the rank to the same file.
+    The object to which structlog passes the text of each event. It writes the text to the file
+    descriptor `fd` in one system call. So the text is not mixed up with the output of the rank,
+    which the agent writes to the same file.
     """
 
     def __init__(self, fd: int) -> None:
@@ -28,7 +29,7 @@ class _Lines:
 
     def info(self, text: str) -> None:
         """
-        Write a line. A line that cannot be written, because the disk is full, is left out.
+        Write a line. If it cannot be written, for example because the disk is full, leave it out.
         """
         with suppress(OSError):
             os.write(self._fd, f"{text}\n".encode(errors="backslashreplace"))
@@ -36,8 +37,8 @@ class _Lines:
 
 class _Stream:
     """
-    A stream for structlog. If it cannot be written, because the disk is full or the terminal is
-    closed, nothing is raised: a process of tft must not end because of that.
+    A stream to which structlog writes. It raises no exception when a text cannot be written,
+    because a full disk or a closed terminal must not end a process of tft.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -45,14 +46,15 @@ class _Stream:
 
     def write(self, text: str) -> None:
         """
-        Write a text, or leave it out.
+        Write a text. If it cannot be written, leave it out.
         """
         with suppress(OSError):
             self._stream.write(text)
 
     def flush(self) -> None:
         """
-        Hand on what was written. What cannot be handed on is tried again later.
+        Flush the stream. If this fails, the text stays in the buffer of the stream, and a later
+        call tries again.
         """
         with suppress(OSError):
             self._stream.flush()
@@ -60,8 +62,8 @@ class _Stream:
 
 class QuietLog:
     """
-    The events of a rank that go to its log file, and not to the console: the agent shows all that a
-    rank prints.
+    Logs events of a rank to the log file of the rank, and not to the console. These events are not
+    printed, because the agent shows everything that a rank prints on the console.
     """
 
     def __init__(self) -> None:
@@ -69,8 +71,8 @@ class QuietLog:
 
     def open(self, path: Path) -> None:
         """
-        Append the events to this file from now on. If it cannot be opened, events are logged as all
-        others.
+        Append the events to the file `path` from now on. If the file cannot be opened, the events
+        are logged like all other events of the process.
         """
         before, self._fd = self._fd, None
         if before is not None:
@@ -84,7 +86,8 @@ class QuietLog:
         """
         log = structlog.get_logger()
         if self._fd is not None:
-            # not with the settings of structlog: here they are those of the user's script
+            # do not use the global settings of structlog, because in the process of a rank these
+            # are the settings of the user's script
             log = structlog.wrap_logger(
                 _Lines(self._fd), processors=_PROCESSORS, wrapper_class=structlog.BoundLogger
             )
@@ -92,7 +95,7 @@ class QuietLog:
 
 
 quiet_log = QuietLog()
-"""The quiet log of this process."""
+"""The log of this process for events that go only to the log file of the rank."""
 
 _PROCESSORS: list[Processor] = [
     structlog.contextvars.merge_contextvars,

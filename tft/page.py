@@ -3,7 +3,7 @@ The page of a rank: shared memory that outlives the rank's process.
 
 The training thread writes its position and its rank-local state to the page. A write is a few
 stores to memory, without a lock or a system call. The agent has created the page and may read it at
-any time, also after the training process was killed between two stores. The next incarnation of the
+any time, also after the training process was killed between two stores. The next process of the
 rank inherits the page.
 
 A word of eight bytes is stored atomically, so a reader sees either the old or the new value. A
@@ -50,11 +50,12 @@ _SCRIPT_ENDED = 16
 _WORKED, _WORK_RING, _WORK_ENTRIES, _WORK_WORDS = 17, 32, 64, 6
 # the offset in bytes of the mutex that the training thread holds as long as it lives
 _ALIVE = 8 * 432
-# how often it tries to take the mutex, and the seconds in between
+# how often the training thread tries to take this mutex, and the seconds between two attempts
 _ATTEMPTS, _BETWEEN = 200, 0.005
 _WORK_REPEATED = 32
-"""The highest number of entries that one call of `work` returns: the newest ones. It is less than
-`_WORK_ENTRIES`, so that the rank hardly ever overwrites an entry while it is read."""
+"""The highest number of entries that one call of `work` returns. The call returns the newest
+entries, and fewer than the ring buffer has (`_WORK_ENTRIES`). So the rank hardly ever overwrites an
+entry while it is read."""
 # the ring buffer of slice digests on the page: the index of its first word, the number of its
 # entries, and the number of words in an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
@@ -168,26 +169,30 @@ class Page:
 
     def live(self) -> bool:
         """
-        Show that the calling thread, the training thread of a new process, lives. The agent learns
-        of its end at once (`wait_for_death`). Return False if this failed, because the agent held
-        the mutex at each attempt. The agent then learns of the end a little later.
+        Take the mutex by which the agent learns at once when the calling thread ends
+        (`wait_for_death`). The training thread of a new process calls this. Return False if the
+        agent itself held the mutex at each attempt. The agent then learns of the end of the thread
+        a little later, in another way.
         """
         pause = threading.Event()
-        for _ in range(_ATTEMPTS):  # the agent holds the mutex for microseconds when it looks
+        # to see whether a thread lives, the agent holds the mutex for microseconds, or longer if
+        # the machine is busy. So try again if the mutex is held
+        for _ in range(_ATTEMPTS):
             if self._alive.hold():
                 return True
-            pause.wait(_BETWEEN)  # but an agent that is busy may hold it for longer
+            pause.wait(_BETWEEN)
         return False
 
     def is_alive(self) -> bool:
         """
-        Return whether a thread that has called `live` lives.
+        Return whether the thread that has called `live` still runs.
         """
         return self._alive.is_held()
 
     def wait_for_death(self) -> bool:
         """
-        Wait until the thread that has called `live` has ended. Return False if there is none.
+        Wait until the thread that has called `live` has ended. Return False if no running thread
+        has called `live`.
         """
         return self._alive.wait()
 
@@ -263,8 +268,8 @@ class Page:
 
     def changes_late(self, step: int) -> None:
         """
-        Record that a later capture of `step` differs from the capture that was made before the
-        all-reduces of `step`.
+        Record that the rank-local state has changed late in `step`: a capture after the all-reduces
+        of the step differs from the capture before them.
         """
         self._words[_CHANGES] = step
 

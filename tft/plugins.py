@@ -35,8 +35,8 @@ PLUGINS = "tft.plugins"
 """The entry point group in which packages register plugins."""
 PRELOADED = "tft.preload"
 """The entry point group of modules that the fork server may import before it forks. Such a module
-has no state that a rank must have for itself: at its import it reads no variable of a rank, draws no
-random numbers, opens no files and starts no threads."""
+has no state that a rank must have for itself: at its import it reads no variable of a rank, draws
+no random numbers, opens no files and starts no threads."""
 
 CHECKPOINT_COMMANDS = "tft.checkpoint_commands"
 """The entry point group of functions that return a command of `tft checkpoint`."""
@@ -64,7 +64,7 @@ log = structlog.get_logger(__name__)
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
-    Load the adaptor of that name. Return a plugin manager that contains only this adaptor, and
+    Load the adaptor called `name`. Return a plugin manager that contains only this adaptor, and
     whose attribute `hook` calls the adaptor's hooks. Further calls with the same name return the
     same manager.
 
@@ -93,7 +93,7 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
 
 def find_adaptor(name: str) -> EntryPoint:
     """
-    Return the entry point of the adaptor of that name.
+    Return the entry point of the adaptor called `name`.
 
     The adaptor is not imported: the launcher of a job calls this function, and does not need the
     framework, whose import is slow.
@@ -166,7 +166,8 @@ def load_plugins() -> pluggy.PluginManager:
 def preload_plugins() -> None:
     """
     Import the modules in the entry point group `PRELOADED`. The fork server calls this before it
-    forks, because all ranks would wait for these imports in each new rank.
+    forks. Otherwise each new rank would import these modules itself, while the other ranks wait for
+    it.
     """
     for entry in entry_points(group=PRELOADED):
         try:
@@ -207,7 +208,7 @@ def read_job_file(kind: str, file: Path) -> Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """
-    One entry point of an extension of tft, and what became of its import.
+    One installed extension of tft: its entry point, and the result of its import.
     """
 
     group: str
@@ -216,22 +217,22 @@ class Extension:
     value: str
     """The module, or the object in a module, that the entry point names."""
     package: str
-    """The name of the package that provides it; empty if it is not known."""
+    """The name of the package that provides the extension. Empty: the package is not known."""
     version: str
     problem: str = ""
-    """Why it cannot be used. Empty: it can."""
+    """Why the extension cannot be used. Empty: it can be used."""
     hooks: tuple[str, ...] = ()
-    """The hooks that it implements, in alphabetical order."""
+    """The hooks that the extension implements, in alphabetical order."""
     missing: tuple[str, ...] = ()
-    """Of an adaptor: the required hooks that it does not implement."""
+    """For an adaptor: the required hooks that it does not implement."""
     options: tuple[str, ...] = ()
-    """The options that it adds to `tft run`."""
+    """The options that the extension adds to `tft run`."""
 
 
 def extensions(groups: Sequence[str] = GROUPS) -> list[Extension]:
     """
-    Import all installed extensions of these entry point groups, and return what was found. An
-    extension that cannot be used is returned with the reason.
+    Import all installed extensions of the entry point groups `groups`, and return one `Extension`
+    for each. For an extension that cannot be used, the field `problem` has the reason.
     """
     return [
         _extension(group, entry)
@@ -369,8 +370,8 @@ def _tell_failure(plugin: str, hook: str, error: BaseException) -> None:
 
 def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
     """
-    Return the only entry point of that name. `found` are the entry points of a group. `what` is a
-    noun for error messages that says what such an entry point provides, such as "a plugin".
+    Return the only entry point called `name` among `found`, the entry points of a group. `what` is
+    a noun for error messages that says what such an entry point provides, such as "a plugin".
 
     Raises `UnknownAdaptor` when no entry point has the name, and `UsageError` when several have it.
     """

@@ -1,7 +1,7 @@
 """
-Signs of life of the processes of tft. Each of these processes writes a byte to a pipe once a second,
-and its parent reads them. A process that writes nothing for too long hangs: a debugger or a
-container runtime has frozen it, or its event loop is blocked.
+Signs of life of the processes of tft. Each of these processes writes a byte to a pipe once a
+second, and its parent reads the bytes. A process that writes nothing for too long hangs: a debugger
+or a container runtime has frozen it, or its event loop is blocked.
 
 A hanging process cannot be continued, unlike one that was stopped with SIGSTOP (`tft.stopped`). Its
 parent kills it and starts another one, because a hanging controller, broker or store holds up the
@@ -15,16 +15,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 BEAT = 1.0
-"""The time in seconds between two bytes."""
+"""The time in seconds between two bytes that a process writes as signs of life."""
 LIMIT = 15.0
-"""The time in seconds without a byte after which a process hangs. It is long, because the event loop
-of a healthy process may be blocked for some seconds, for example by a slow disk."""
+"""A process that has written no byte for this many seconds counts as hanging. The limit is long,
+because the event loop of a healthy process may be blocked for some seconds, for example by a slow
+disk."""
 BYTE = b"."
 
 
 class Pulse:
     """
-    The end of the pipe to which a process writes. `descriptor` is inherited from the parent.
+    The writing end of the pipe, in the process that shows that it lives. `descriptor` is the file
+    descriptor of this end, which the process has inherited from its parent.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -35,8 +37,9 @@ class Pulse:
 
     def close(self) -> None:
         """
-        Stop the signs of life without being counted as hanging, because the process is about to
-        end. Only for `beat_in_loop`.
+        Stop the signs of life and close the pipe, because the process is about to end. After that
+        the parent does not count the process as hanging. Call this only if the signs of life come
+        from `beat_in_loop`.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -44,16 +47,16 @@ class Pulse:
 
     def beat_in_loop(self) -> None:
         """
-        Write a byte now, and again whenever the running event loop gets to it. So a blocked event
-        loop counts as hanging.
+        Write a byte now, and then one byte every `BEAT` seconds from the running event loop. So the
+        process counts as hanging if its event loop is blocked.
         """
         self._beat()
         self._timer = asyncio.get_running_loop().call_later(BEAT, self.beat_in_loop)
 
     def beat_in_thread(self) -> None:
         """
-        Write the bytes in a thread of their own, for a process whose main thread waits in C code. So
-        only a process that does not run at all counts as hanging.
+        Write the bytes in a separate thread. This is for a process whose main thread waits in C
+        code for a long time: it counts as hanging only if the whole process does not run.
         """
         threading.Thread(target=self._beat_for_ever, name="tft-pulse", daemon=True).start()
 
@@ -72,10 +75,12 @@ class Pulse:
 
 class PulseWatch:
     """
-    The end of the pipe from which the parent reads. Create this object inside an event loop.
+    The reading end of the pipe, in the parent of the process that is watched. Create this object
+    inside an event loop.
 
-    `hangs` is called if the process has written a byte before and then writes nothing for `LIMIT`
-    seconds. It is called again only after the process has gone on. `reading` is closed when the process has ended, or with `close`.
+    The function `hangs` is called if the process has written a byte before and then writes nothing
+    for `LIMIT` seconds. It is not called again before the process has written another byte. The
+    descriptor `reading` is closed when the process has ended, or by the method `close`.
     """
 
     def __init__(self, reading: int, hangs: Callable[[], None]) -> None:
@@ -88,7 +93,7 @@ class PulseWatch:
 
     def close(self) -> None:
         """
-        Watch no longer.
+        Stop watching the process, and close the descriptor.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -99,13 +104,13 @@ class PulseWatch:
 
     def _read(self) -> bool:
         """
-        Read all bytes that have come. Return True if there were some.
+        Read all bytes that have arrived. Return False if there was nothing to read.
         """
         try:
             told = os.read(self._reading, 4096)
         except BlockingIOError:
             return False
-        if not told:  # the process has ended
+        if not told:  # the end of the file: the process has ended
             self.close()
             return True
         if self._timer is not None:
@@ -118,9 +123,10 @@ class PulseWatch:
 
     def _late(self, due: float) -> None:
         if self._read():
-            return  # this process itself was stopped, and bytes have arrived meanwhile
+            return  # this process itself did not run, and bytes have arrived meanwhile
         if self._loop.time() - due > BEAT:
-            # this process was stopped, and perhaps the other one too, as when a container is frozen
+            # this process did not run for a while. Perhaps the watched process did not run either,
+            # as in a frozen container: so wait once more before it counts as hanging
             self._await()
             return
         self._timer = None

@@ -3,11 +3,11 @@ A robust mutex in shared memory, by which one process learns at once that a thre
 process has ended.
 
 The kernel reports the end of a process through its pidfd only when it has freed the memory of the
-process, which takes tens of milliseconds. A robust mutex is marked before that: when a thread ends
-that holds it, the kernel wakes the next thread that waits for it (EOWNERDEAD).
+process, which takes tens of milliseconds. A robust mutex is faster: as soon as the thread that
+holds the mutex has ended, the kernel wakes a thread that waits for the mutex (error EOWNERDEAD).
 
-The mutex is one of the C library, of at most `SIZE` bytes. Where the C library has none, `create`
-raises `OSError`.
+The mutex is a `pthread_mutex_t` of the C library. If the C library has no robust mutexes, the
+method `create` raises `OSError`.
 """
 
 import ctypes
@@ -17,14 +17,16 @@ import os
 import threading
 
 SIZE = 64
-"""The bytes that a mutex may take. glibc needs 40 on x86-64 and 48 on arm64."""
+"""The number of bytes that are reserved for a mutex. glibc needs 40 bytes on x86-64 and 48 on
+arm64."""
 _PROCESS_SHARED, _ROBUST = 1, 1
 _ATTRIBUTES = 64
 
 
 class RobustMutex:
     """
-    The mutex at an offset of some shared memory. Several processes have an object for one mutex.
+    The mutex at `offset` in the shared memory `memory`. Each process that uses the mutex creates
+    its own object of this class for it.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
@@ -34,12 +36,14 @@ class RobustMutex:
             memory, offset
         )
         self._holder: int | None = None
-        """The thread of this process that holds the mutex. None: there is none."""
+        """The identifier of the thread of this process that holds the mutex. None: no thread of
+        this process holds it."""
         self._address = ctypes.c_void_p(ctypes.addressof(self._bytes))
 
     def create(self) -> None:
         """
-        Make the memory a mutex that nobody holds. Raises `OSError` if the C library cannot.
+        Initialise the mutex in the memory, so that no thread holds it. Raises `OSError` if the C
+        library has no robust mutexes.
         """
         attributes = (ctypes.c_char * _ATTRIBUTES)()
         library = self._library
@@ -53,8 +57,8 @@ class RobustMutex:
 
     def hold(self) -> bool:
         """
-        Take the mutex, and keep it until this thread ends or calls `close`. Return False if another
-        thread has it.
+        Take the mutex, and hold it until this thread ends or calls `close`. Return False if another
+        thread holds the mutex.
         """
         taken = self._taken(self._library.pthread_mutex_trylock(self._address))
         if taken:
@@ -72,8 +76,8 @@ class RobustMutex:
 
     def wait(self) -> bool:
         """
-        Wait until the thread that holds the mutex has ended or has released it. Return True if it
-        has ended. Without a holder, return at once.
+        Wait until the thread that holds the mutex has ended (return True) or has released the mutex
+        (return False). If no thread holds the mutex, return at once.
         """
         code = self._library.pthread_mutex_lock(self._address)
         if self._taken(code):
@@ -92,8 +96,8 @@ class RobustMutex:
 
     def _taken(self, code: int) -> bool:
         """
-        Return whether a call with this result has taken the mutex. If its holder has ended, make
-        the mutex usable again.
+        Return whether a call of the C library that has returned `code` has taken the mutex. If the
+        code says that the earlier holder has ended, make the mutex usable again.
         """
         if code == errno.EOWNERDEAD:
             self._library.pthread_mutex_consistent(self._address)

@@ -1,6 +1,6 @@
 """
-Sentences about a job, for people: what happened in an incident, and what the controller has remarked
-about ranks. `tft run`, `tft status`, `tft top` and `tft report` print the same ones.
+Sentences about a job, for people: what happened in an incident, and what the controller has
+remarked about ranks. `tft run`, `tft status`, `tft top` and `tft report` print the same sentences.
 """
 
 import re
@@ -31,12 +31,12 @@ _NO_RANK = {
 }
 """For each kind of fault: the sentence if no faulty rank is known."""
 _REFUSED = "tft.errors.UsageError: "
-"""How the line of a traceback begins with which tft has refused something."""
+"""The beginning of the line in a traceback that says what tft has refused."""
 _LEFT_OUT = "batches left out on all ranks "
-"""How the sentence in `inexact` about batches begins that were left out before a step."""
+"""The beginning of a sentence in the report field `inexact` that says how many batches were left
+out."""
 _REPLACED = ("no retry: ", "a recovery plugin has advised it")
-"""How the evidence of a process begins that tft itself has ended, because its rank was to be
-replaced."""
+"""The beginnings of the evidence in the report if tft itself has ended a process to replace it."""
 _ENDED_BY = re.compile(r"^was ended by signal (\d+)")
 _LEFT_WITH = re.compile(r"^left with code (\d+)")
 
@@ -58,7 +58,8 @@ _PARTS = {"input": "its input", "compute": "its computation", "update": "its upd
 
 def seconds(value: float | None) -> str:
     """
-    Return a duration as people write it, such as `25 ms`, `0.34 s`, `45 s`, `3 min 20 s` or `2 h 5 min`.
+    Return a duration in seconds as people write it, such as `25 ms`, `0.34 s`, `45 s`, `3 min 20 s`
+    or `2 h 5 min`.
     """
     if value is None:
         return "not known"
@@ -93,7 +94,8 @@ def ranks_of(ranks: Collection[int]) -> str:
 
 def counted(number: int, one: str, many: str = "") -> str:
     """
-    Return a number with its noun, such as `1 step` or `2 steps`.
+    Return a number with its noun, such as `1 step` or `2 steps`. `one` is the singular, `many` the
+    plural; an empty `many` means `one` with an s.
     """
     return f"{number} {one if number == 1 else many or one + 's'}"
 
@@ -143,7 +145,8 @@ def open_incident(incident: Entry) -> str:
 
 def _faults(faults: Sequence[Entry]) -> list[str]:
     """
-    Return what happened to the ranks. Ranks with the same fault in the same step are named together.
+    Return what happened to the ranks. Ranks with the same fault in the same step are named
+    together.
     """
     faults = [fault for fault in faults if not _follows(fault, faults)]
     alike: dict[tuple[str, int], list[int | None]] = {}
@@ -167,8 +170,8 @@ def _faults(faults: Sequence[Entry]) -> list[str]:
 
 def _follows(fault: Entry, faults: Sequence[Entry]) -> bool:
     """
-    Return whether a fault only follows from another one of its rank: tft has ended the process,
-    because the rank was to be replaced.
+    Return whether a fault is only a consequence of another fault of the same rank: because of the
+    other fault, tft has ended the process of the rank to replace it.
     """
     return (
         fault["kind"] == "process"
@@ -239,7 +242,7 @@ def _cost(incident: Entry) -> str:
 
 def _doubts(incident: Entry) -> list[str]:
     """
-    Return in what way training does not go on as without the incident, or may not.
+    Return texts that say how training differs, or may differ, from training without the incident.
     """
     if incident.get("open") or incident["strategy"] == "exit":
         return []
@@ -290,8 +293,8 @@ def incident_story(incident: Entry) -> str:
 
 def why_not(incident: Entry) -> list[str]:
     """
-    Return for each strategy that tft had tried to use before the one it followed: why this strategy
-    was not possible.
+    Return one text for each strategy that comes before the one that tft has followed: why that
+    strategy was not possible.
     """
     return [f"not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
 
@@ -335,8 +338,8 @@ def _listed(heading: str, entries: Iterable[str]) -> list[str]:
 
 def remark_text(event: str, facts: Mapping[str, Any]) -> str:  # Any: JSON
     """
-    Return a remark about the job as a text: those of tft as sentences, and those of other plugins
-    with their names and facts.
+    Return a remark about the job as a text. A remark of tft becomes a sentence. A remark of another
+    plugin is shown as its name and its facts.
     """
     try:
         match event:
@@ -407,6 +410,6 @@ def _stands(facts: Mapping[str, Any]) -> str:  # Any: JSON
     if facts["ranks"]:
         ranks = ranks_of(facts["ranks"])
         text += f": {ranks} {'holds' if len(facts['ranks']) == 1 else 'hold'} up the others"
-    # the file is in the run directory, which the reader knows
+    # name only the last parts of the path: the rest is the run directory, which the reader knows
     file = "/".join(PurePath(facts["stacks"]).parts[-2:])
     return f"{text}; the stacks of all ranks are in {file}" if file else text
