@@ -96,8 +96,9 @@ class Attempts:
     def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
         Return True if any rank of the job may have completed a step later than `step`. Only the
-        position of the given rank is looked at, because other ranks are at most one step ahead of
-        it. If the position of the given rank is unknown, return True.
+        position of the given rank is looked at. Other ranks are at most one step ahead of this
+        rank, so none of them is later than `step` if this rank has not completed `step`. If the
+        position of this rank is unknown, return True.
         """
         known = rank_state.repaired and self.step_of(rank_state) != 0
         return not known or rank_state.position.step >= step
@@ -192,7 +193,8 @@ class Attempts:
         """
         Begin the present recovery strategy again in a new round, because the ranks could not form
         process groups, for the reason `why`. But if the ranks may still be digesting their copies
-        (in the state CLEARING), only record the reason, and begin the new round after that.
+        (in the state CLEARING), only record the reason: the new round begins when the ranks have
+        finished digesting.
         """
         if self._job.state is S.CLEARING:
             self._job.incident.progress.groups_failed = why

@@ -87,8 +87,8 @@ def differences(
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
     shard to the ranks that hold it, `copies` maps each rank to the digests of its copies. If a rank
-    has ended the step, only copies of ranks that have ended it are compared. The copies of ranks
-    that left their loops in the tail of the step will be replaced anyway.
+    has ended the step, only copies of ranks that have ended it are compared, because the copies of
+    ranks that left their loops in the tail of the step will be replaced anyway.
     """
     found = []
     for shard, ranks in groups.items():

@@ -40,7 +40,7 @@ class Integrity:
         job, training = self._job, self._job.training
         training.sliced = True
         # `event.sound` is the last step at which this slice was equal on all ranks. If all copies
-        # were found equal at a later step, for example at a periodic checkpoint, use that step
+        # were found equal at a later step, for example at a periodic checkpoint, use the later step
         equal = (
             training.equal.compared
             if event.sound < training.equal.compared < event.step

@@ -101,8 +101,8 @@ class Ranks:
 
     def only_on(self, ranks: Iterable[int]) -> list[str]:
         """
-        Return the shards that would be lost if the processes of `ranks` ended. No other rank that
-        can carry out orders holds a trusted copy of these shards.
+        Return the shards that would be lost if the processes of `ranks` ended: no other rank that
+        can carry out orders holds a trusted copy of them.
         """
         going = set(ranks)
         staying = {

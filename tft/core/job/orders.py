@@ -31,7 +31,7 @@ class Late(StrEnum):
     recorded."""
     LEFT = "did not leave"
     """The processes of the late ranks are ended, but no fault of the kind `hang` is recorded. The
-    order was to leave the completed job, and a rank that does not leave need not hang."""
+    order was to leave the completed job, and a rank may be late to leave without hanging."""
     AGAIN = "new round"
     """The recovery strategy begins again in a new round. That round first asks every rank for its
     position, which shows which rank does not answer."""

@@ -88,8 +88,8 @@ class Policy:
     """The time that a collective may take to end after a peer has died. Data that peers have
     already sent arrives in less time than this."""
     stop: float = 10.0
-    """The limit for a training thread to leave its loop. A thread that is not stuck reaches a
-    collective or a step boundary within this time, where it can leave."""
+    """The limit for a training thread to leave its loop. Within this time, a thread that is not
+    stuck reaches a collective or a step boundary, where it can leave the loop."""
     repair: float = 300.0
     """The limit for orders to copy or load training state. How long a rank needs depends on the
     size of the state, not on tft."""

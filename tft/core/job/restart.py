@@ -207,8 +207,8 @@ class Restart:
             return
         why_not = self._found() if incident.progress.step is None else ""
         if why_not:
-            # the checkpoint that the ranks have found cannot be used. Do not try the strategies
-            # with such a checkpoint again: the ranks would find the same checkpoint
+            # the checkpoint that the ranks have found cannot be used. Rule out the strategies in which
+            # ranks find a checkpoint themselves, because they would find the same checkpoint again
             incident.decision.failed |= dict.fromkeys(RELOADING, why_not)
             self._attempts.freeze()
             return

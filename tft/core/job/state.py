@@ -184,8 +184,8 @@ class Job:
     def search(self, *, over: bool = False) -> None:
         """
         Record that every rank that takes part begins to load a checkpoint. If `over` is True,
-        record instead that the loading has ended. Until then the state and the position of a rank
-        do not count, because some ranks may have loaded a step that other ranks have not.
+        record instead that the loading has ended. While ranks load, the state and the position of a
+        rank do not count, because some ranks may have loaded a step that other ranks have not.
         """
         for rank_state in self.ranks.member_states():
             rank_state.holdings.searching = not over
