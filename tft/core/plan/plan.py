@@ -23,8 +23,8 @@ class Plan:
     why: str = ""
     """A sentence that says what the strategy does, for the log and the report."""
     step: int | None = None
-    """The step from whose end all members continue. None: the step of a checkpoint that the ranks
-    find themselves."""
+    """The step from whose end all members continue. None: it is the step of a checkpoint that the
+    ranks will find themselves, so it is not known yet."""
     leaving: tuple[int, ...] = ()
     """The ranks that leave the job (strategy `scale_in`)."""
     joining: tuple[int, ...] = ()
@@ -32,9 +32,9 @@ class Plan:
     replaced: tuple[int, ...] = ()
     """The ranks whose living process is replaced by another process."""
     repair: Repair | None = None
-    """How every member gets its state. None: not planned yet, because not all members can receive
-    orders. Only then the addresses of new processes are known, and the states that these processes
-    hold."""
+    """How every member gets its state. None: this is not planned yet. It is planned when all
+    members can receive orders, because only then the addresses of new processes are known, and the
+    states that these processes hold."""
 
     @classmethod
     def of(cls, offer: Offer, name: str) -> "Plan":
