@@ -7,7 +7,8 @@ job, after the controller has ended.
 from pathlib import Path
 
 WORDS = "logs/last-words.txt"
-"""The path, in the run directory, of the file with the sentences. Each line has one sentence."""
+"""The path, in the run directory, of the file with the sentences that `tft run` prints at the end
+of the job. Each line has one sentence."""
 
 
 def leave_word(run_dir: Path, sentence: str) -> None:
