@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -73,6 +74,15 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
     assert (tmp_path / "output").read_text() == "before\ntext"
     assert Path("/dev/stdout").is_symlink()
+
+
+def test_file_in_shared_memory_is_replaced() -> None:
+    """When a file is in /dev/shm, then it is replaced as in every other directory."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        path = Path(directory, "job.json")
+        write_whole(path, '{"a": 1}')
+        write_whole(path, '{"a": 2}')
+        assert path.read_text() == '{"a": 2}'
 
 
 def test_pid_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -19,13 +19,18 @@ _ROOM = 1 << 16
 a line of the story (the record of the job's events) may not fit."""
 
 
+_OUTPUTS = frozenset({Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")})
+"""The directories with the open files of a process. /dev/shm is none of them: it is an ordinary file
+system, in which a run directory may be."""
+
+
 def write_whole(path: Path, text: str) -> None:
     """
     Write a file with the content `text`, so that other processes never read a half-written file. An
     existing file is replaced, and a symbolic link keeps its target. If `path` is a device or a
     pipe, such as /dev/stdout, the text is appended. Raises `OSError` if the file cannot be written.
     """
-    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+    if path.parent in _OUTPUTS or (path.exists() and not path.is_file()):
         # append to it, because /dev/stdout may be a regular file that already has other output of
         # this command
         with path.open("a") as device:
