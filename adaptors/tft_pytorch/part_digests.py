@@ -88,9 +88,14 @@ def slice_content(
     `meta` is the packed description of the shard, `tensors` are the shard's tensors by name. The
     keys of `own` are the names of module buffers. These buffers are left out. Some of the buffers
     differ between ranks, and the ranks do not agree on which buffers differ: each rank knows only
-    the buffers that it has seen change.
+    the buffers that it has seen change. Settings of parameter groups, such as a learning rate that
+    is a tensor, are left out too: a script may set them at the head of its next step.
     """
-    kept = {name: tensor for name, tensor in tensors.items() if name not in own}
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in own and not name.startswith(_SETTINGS)
+    }
     return SliceContent(
         head=pack(plain_parts(meta)),
         buffers=tuple(offered(name, tensor) for name, tensor in kept.items()),

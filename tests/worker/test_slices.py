@@ -2,8 +2,11 @@
 The digests of slices that a rank posts on its page, with an adaptor made for the test.
 """
 
+import weakref
 from collections.abc import Iterator
+from itertools import count
 
+import numpy
 import pluggy
 import pytest
 
@@ -46,7 +49,7 @@ def page() -> Iterator[Page]:
     page.close()
 
 
-def slices(adaptor: Adaptor, page: Page, *holders: int) -> Slices:
+def slices(adaptor: object, page: Page, *holders: int) -> Slices:
     """
     Return the slices of a rank that holds one shard for each number of holders.
     """
@@ -56,8 +59,8 @@ def slices(adaptor: Adaptor, page: Page, *holders: int) -> Slices:
     made = Slices(manager.hook, page)
     made.begin(
         [
-            ShardCopies(shard=f"shard-{number}", ranks=tuple(range(count)))
-            for number, count in enumerate(holders)
+            ShardCopies(shard=f"shard-{number}", ranks=tuple(range(size)))
+            for number, size in enumerate(holders)
         ]
     )
     return made
@@ -115,6 +118,37 @@ def test_memory_that_was_replaced_is_read_after_the_next_listing(page: Page) -> 
     new = {each.number: each.digest for each in page.digests()}
     assert adaptor.listed == OF
     assert all(new[number] != old[number] for number in range(OF))
+
+
+class Copies:
+    """
+    Lists a new copy of its memory each time, as an object does whose state_dict returns copies. The
+    allocator gives a copy the memory of a freed one.
+    """
+
+    def __init__(self) -> None:
+        self.memory = bytearray(1024)
+        self._rooms: dict[int, bytearray] = {}
+
+    @hookimpl
+    def tft_slices(self, shard: str) -> SliceContent:
+        place = next(n for n in count() if n not in self._rooms)
+        self._rooms[place] = bytearray(self.memory)
+        array = numpy.frombuffer(self._rooms[place], numpy.uint8)
+        buffers = (Buffer(name="values", view=memoryview(array)),)
+        weakref.finalize(array, self._rooms.pop, place)
+        return SliceContent(head=b"head", buffers=buffers, identity=(place,))
+
+
+def test_copies_in_freed_memory_are_listed_in_each_step(page: Page) -> None:
+    """When an adaptor lists a copy, and a later copy may have the memory of an earlier one, then
+    each step digests the present content."""
+    adaptor = Copies()
+    made = slices(adaptor, page, 3)
+    for step in range(1, 4 * OF):
+        adaptor.memory[256 * (step % OF)] = step  # the first byte of the slice
+        made.digest(step, step % OF, OF)
+    assert len({each.digest for each in page.digests()}) == 4 * OF - 1
 
 
 def test_forgotten_memory_is_listed_again(page: Page) -> None:

@@ -181,9 +181,12 @@ class Slices:
         """
         if self._listed and self._steady >= of and number > 0:
             return
-        self.forget()
         assert self._list is not None
-        self._listed = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
+        # Drop the last listing after the new one is made: some of its buffers may be copies, and a
+        # new copy in the memory of a freed one would count as memory that has stayed the same.
+        listed = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
+        self.forget()
+        self._listed = listed
         before, self._identity = (
             self._identity,
             [each.content.identity for each in self._listed.values()],
