@@ -151,8 +151,8 @@ class AdoptedMaker:
         strayed = [names[parameter] for parameter in optimizer.strayed()]
         if strayed:
             raise OrderRefused(
-                "the function `load` has read 16-bit parameters that are not their 32-bit master "
-                f"weights, rounded: {', '.join(strayed)}. Save and load the masters as well: "
+                "the function `load` has read 16-bit parameters that differ from their rounded "
+                f"32-bit master weights: {', '.join(strayed)}. Save and load the masters as well: "
                 "optimizer.master(p) of each p of optimizer.owned, with the shard that has "
                 "optimizer.optim.state_dict()"
             )
@@ -170,8 +170,9 @@ class AdoptedMaker:
             replicas.regroup()
         built = self.made.model
         if self._wrap is not None:
-            # The function may use streams of its own, as Lightning does. The constructor of DDP
-            # reads and writes the parameters there, and DDP's buckets use the same memory next.
+            # The function may use streams of its own, as Lightning does. Then the constructor of
+            # DDP reads and writes the parameters in these streams. So wait before the call until
+            # the parameters are written, and after it until that work is done.
             self.devices.synchronize()
             built = self._wrap()
             self.devices.synchronize()

@@ -59,8 +59,8 @@ def attributes_of(owner: object, but: Collection[str] = ()) -> dict[str, Any]:
 @cache
 def set_by(kind: type) -> frozenset[str]:
     """
-    Return the names of the attributes that the methods of a class set. Those of its bases are not
-    among them.
+    Return the names of the attributes that the methods of the class `kind` set on `self`.
+    Attributes that only methods of its base classes set are not included.
     """
     nodes = ast.walk(ast.parse(dedent(getsource(kind))))
     return frozenset(
@@ -77,14 +77,14 @@ class Attributes:
     """
     The attributes of an object that have plain values and may change while training.
 
-    An attribute that is large before training begins counts as constant, and is left out: the
-    script sets it in each process.
+    An attribute that is large before training begins counts as constant. It is not noted, because
+    the script sets it in each process.
     """
 
     def __init__(self, owner: object, but: Collection[str] = (), *, public: bool = False) -> None:
         """
-        Watch the attributes of `owner` except those named in `but`, and with `public` except those
-        whose names begin with an underscore.
+        Watch the attributes of `owner`, except those named in `but`. With `public=True`, also leave
+        out attributes whose names begin with an underscore.
         """
         self._owner = owner
         self._public = public
@@ -97,7 +97,8 @@ class Attributes:
 
     def noted(self) -> dict[str, Any]:
         """
-        Return a copy of the attributes by name. Raises `UsageError` if one of them has grown large.
+        Return a copy of the attributes by name. Raises `UsageError` if an attribute has grown to
+        more than `LIMIT` bytes.
         """
         found = self._found()
         attributes = self._of_names(found)
@@ -107,15 +108,18 @@ class Attributes:
                 raise UsageError(
                     f"the attribute {name} of {type(self._owner).__name__} has grown to more than "
                     f"{LIMIT // 1024} KiB while training, too much to keep it for a replacement "
-                    "process at every step: log the values as they come, and keep a sum of them"
+                    "process at every step: log each value when it is computed, and keep only a "
+                    "sum of the values"
                 )
         return {n: marked(attributes[n], v, self._owned.by(n)) for n, v in found.items()}
 
     def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
         Set the attributes to `noted`, a result of the method `noted` of this process or another
-        one. An attribute that is not in `noted` gets the default of its class back, if there is
-        one. Pass the same `filled` for all owners that are put back together.
+        one. An attribute that is not in `noted` gets its default back, if its class has one.
+
+        If several owners are put back together, pass the same dict `filled` for all of them. It
+        collects the objects that have their content back, because two owners may share an object.
         """
         found = self._found()
         self._owned.settle(self._of_names(found))
@@ -126,7 +130,7 @@ class Attributes:
 
     def keeps(self, name: str) -> bool:
         """
-        Return False if the attribute `name` counts as constant.
+        Return False if the attribute `name` counts as constant, so that it is never noted.
         """
         return name not in self._constant
 
@@ -142,16 +146,17 @@ class Changes:
     """
     The attributes of an object, as far as they differ from what they were before training.
 
-    This is for objects with many attributes of which few change. Those that do not change are not
-    noted: the script sets them in each process. What is large is left out.
+    This class is for objects with many attributes of which few change. Attributes that do not
+    change are not noted, because the script sets them in each process. Large values are not noted
+    either.
     """
 
     def __init__(
         self, owner: object, but: Collection[str] = (), *, underscored: bool = False
     ) -> None:
         """
-        Watch the attributes of `owner` except those named in `but`, and with `underscored` only those
-        whose names begin with an underscore.
+        Watch the attributes of `owner`, except those named in `but`. With `underscored=True`, watch
+        only attributes whose names begin with an underscore.
         """
         self._owner = owner
         self._but = but
@@ -165,8 +170,8 @@ class Changes:
         self._start: dict[str, Any] = {}
         self._owned = OwnedObjects()
         self._fixed: dict[str, object] = {}
-        """The values of attributes that need not be compared as long as an attribute has the same
-        object: the value cannot be changed in place, or is not kept."""
+        """By attribute: a value that cannot be changed in place, or that is not noted in any case.
+        The attribute need not be compared as long as it refers to this object."""
         for name, value in list(vars(owner).items()):
             self._note_start(name, value)
         self._owned.begin({name: vars(owner)[name] for name in self._start})
@@ -191,10 +196,14 @@ class Changes:
 
     def noted(self, room: int = LIMIT) -> dict[str, Any]:
         """
-        Return the attributes that have changed by name: under `set` their values, and under `gone`
-        and `left` the names of those that were deleted and of those that are too large or no longer
-        plain. Values of more than `room` bytes in all are too large. Return an empty dict if nothing
-        has changed.
+        Return how the attributes differ from what they were before training, as a dict:
+
+        - `set` has the values of attributes that have changed, by name.
+        - `gone` has the names of attributes that were deleted.
+        - `left` has the names of attributes whose value is not noted. It is no longer plain, or too
+          large: the values in `set` may have `room` bytes in all.
+
+        Return an empty dict if nothing has changed.
         """
         changed, left, attributes = {}, [], vars(self._owner)
         self._settle()
@@ -233,9 +242,12 @@ class Changes:
         self, noted: Mapping[str, Any], device: torch.device, filled: Filled | None = None
     ) -> None:
         """
-        Set the attributes to a result of `noted` of this process or another one, after `placed`.
-        Tensors that were on a device before training are on `device` again. Pass the same `filled`
-        for all owners that are put back together.
+        Set the attributes to `noted`, a result of the method `noted` of this process or another one
+        from which `placed` has made values again. Tensors that were on a device before training are
+        put on `device`.
+
+        If several owners are put back together, pass the same dict `filled` for all of them,
+        because they may share an object, which is filled only once.
         """
         filled = {} if filled is None else filled
         self._settle()
@@ -256,8 +268,8 @@ class Changes:
 
     def grown(self) -> list[str]:
         """
-        Return the names of the attributes that have grown too large since the last call. Leave out
-        attributes that each step computes again.
+        Return the names of the attributes that have become too large since the last call. Leave out
+        attributes that each step computes again, because no step needs their old value.
         """
         found, self._grown = self._grown, []
         return found
@@ -288,8 +300,9 @@ class Changes:
 
 def _has_many_parts(value: object) -> bool:
     """
-    Return True if `value` has a large tensor, or containers with very many parts. A dataset may hold
-    a list of millions, or all its items on a device. A copy of them would take long.
+    Return True if `value` has a large tensor, or containers with very many parts. Such a value is
+    not copied, because the copy would take long: a dataset may have a list of millions of items, or
+    all its items on a device.
     """
     waiting, left = [value], LIMIT
     while waiting:
@@ -306,8 +319,8 @@ def _has_many_parts(value: object) -> bool:
 
 def _computed(value: object) -> bool:
     """
-    Return True if a tensor in `value` has a graph: it was computed in this step, and the next one
-    computes it again.
+    Return True if a tensor in `value` has an autograd graph. Such a tensor was computed in this
+    step, and the next step computes it again.
     """
     return any(isinstance(each, Tensor) and each.grad_fn for each in tree_leaves(value))
 
@@ -315,7 +328,7 @@ def _computed(value: object) -> bool:
 # Any: a result of `plain`
 def copied(value: Any) -> Any:
     """
-    Return a copy of `value` with copies of its tensors. So later changes of the tensors of the object
-    do not change it.
+    Return a copy of `value`, a plain value, with copies of its tensors. Plain values share tensors
+    with the user's objects, which may change these tensors in place later.
     """
     return tree_map_only(Tensor, Tensor.clone, value)

@@ -92,7 +92,8 @@ def load(other: Any, state: State) -> None:  # Any: the user's own object may ha
     parameters = [p for group in other.param_groups for p in group["params"]]
     other.state.clear()
     for key, values in state["state"].items():
-        # torch gives the parameters numbers. A key of another type is in the state as it is
+        # torch's `state_dict` replaces each parameter by its number. A key that is not a number was
+        # not a parameter, so it is used unchanged.
         other.state[parameters[key] if type(key) is int else key] = values
     set_groups(other.param_groups, state["param_groups"])
 
@@ -105,7 +106,8 @@ def set_directly(other: object) -> TypeGuard[Optimizer]:
     if not isinstance(other, Optimizer):
         return False
     own = vars(other).keys() & {"state_dict", "load_state_dict"}
-    # a subclass that does not call torch's constructor has no hooks
+    # an object of a subclass that does not call torch's constructor lacks these attributes, and so
+    # has no hooks
     hooks = [getattr(other, f"_optimizer_{name}_hooks", None) for name in _HOOKS]
     kind = type(other)
     return (

@@ -290,8 +290,9 @@ class Backups:
         `sound` is the last step at whose end the states of all ranks are known to be equal. Return
         None if all slots are full and every copy but the oldest is later than step `sound`. Then it
         is not known yet whether the newer copies are equal on all ranks, and all copies must stay.
-        The oldest copy is needed if the newer copies are wrong. A newer copy is needed if other
-        ranks know already that this copy is right, and have dropped the oldest copy.
+        The oldest copy is needed if the newer copies turn out to differ between ranks. The newer
+        copies are needed if other ranks know already that they are equal: such a rank may have
+        dropped its oldest copy.
         """
         while len(self._slots) < copies:
             self._slots.append(_Slot())

@@ -288,7 +288,8 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             "each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        # DDP makes zeros for a missing dense gradient, but not for a missing sparse gradient
+        # DDP makes zeros for a missing dense gradient, but not for a missing sparse gradient, so
+        # make these zeros here
         if expects_sparse:
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group

@@ -125,7 +125,8 @@ class Devices:
         Return whether the work in the current streams of the calling thread is done, so that their
         results can be read without a wait.
         """
-        # a device that reports an error here reports it again in the call that reads from it
+        # a device that reports an error here reports it again in the call that reads from the
+        # device, so the error can be ignored here
         with suppress(RuntimeError):
             return all(self._module.current_stream(place).query() for place in self._elsewhere)
         return False
@@ -224,9 +225,10 @@ def select() -> None:
     Make the device whose index is in the variable `LOCAL_RANK` the current one, as torch's
     `DeviceMesh` does when it is made. Do nothing if the script has chosen or used a device already.
 
-    A mesh over groups that send nothing does not choose a device, so the first tensor on a device
-    would be on the first device of the node, on all ranks. And a later mesh does not choose another
-    one.
+    Called before groups that send nothing are formed, for a trial call of the user's factory. A
+    mesh over such groups does not choose a device. Then the first tensors of all ranks would be on
+    the first device of the node, and a later mesh would not choose another device, because one is
+    in use.
     """
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or torch.get_device_module(kind.type).is_initialized():
@@ -374,9 +376,10 @@ def abort(aborted: Iterable[dist.ProcessGroup]) -> None:
     Abort the groups `aborted`, all at the same time. Return when all of them are aborted, which may
     take seconds.
 
-    The abort of a group waits until the device has left its collectives. They may wait in the queue
-    of the device for a collective of another group, which ends only when that group is aborted.
-    NCCL's group call is no help, because torch aborts on a thread of its own (issue 119797).
+    The abort of a group waits until the device has left the group's collectives. These may wait in
+    the queue of the device for a collective of another group, which ends only when that group is
+    aborted. NCCL's group call cannot abort groups together here, because torch aborts on a thread
+    of its own (torch issue 119797).
     """
     begun, rest = [], []
     for group in aborted:
@@ -435,7 +438,8 @@ def within(limit: float, call: Callable[[], None]) -> bool:
     thread.start()
     thread.join(limit)
     if errors:
-        # `errors` must not keep the error: its traceback refers to this frame, and so to `errors`
+        # take the error out of `errors`: its traceback refers to this frame, and so to `errors`,
+        # and such a cycle of references would keep alive all that the frames refer to
         raise errors.pop()
     return not thread.is_alive()
 

@@ -3,9 +3,9 @@ Reads torch's flight recorder: in which collective of NCCL the devices wait for 
 
 The host only starts a collective of NCCL, so neither the host's stack nor the number of collectives
 that the host has begun says how far the devices are. The flight recorder of torch notes each
-collective, and knows from the events of the device which ones are over. torch records if the
-environment variable `TORCH_FR_BUFFER_SIZE` is above 0 (`TORCH_NCCL_TRACE_BUFFER_SIZE` before
-torch 2.9).
+collective, and knows from the events of the device which collectives are complete. torch records
+only if the environment variable `TORCH_FR_BUFFER_SIZE` is above 0
+(`TORCH_NCCL_TRACE_BUFFER_SIZE` before torch 2.9).
 """
 
 import math
@@ -30,8 +30,8 @@ class OpenCollective:
 
 def open_collectives() -> Mapping[str, OpenCollective]:
     """
-    Return the first collective that the devices have not completed, by the name of its group.
-    Return an empty mapping if torch does not record.
+    Return, by the name of the group, the first collective of each group that the devices have not
+    completed. Return an empty mapping if torch does not record.
 
     The call holds Python's global lock while torch asks the devices. So call this function only if
     the devices answer at present.
@@ -41,11 +41,11 @@ def open_collectives() -> Mapping[str, OpenCollective]:
 
 def first_open(record: Mapping[str, Any]) -> Mapping[str, OpenCollective]:  # Any: JSON
     """
-    Return the first collective of each group that is not complete in this record, by the name of
-    the group. Messages between two ranks are left out.
+    Return the first collective of each group that is not complete in `record`, by the name of the
+    group. Messages between two ranks are left out.
 
-    A group that was formed again has the name of the group before it. Of these groups, the newest
-    counts.
+    A group that is formed again has the same name as before. If several groups in `record` have the
+    same name, only the newest group counts.
     """
     newest: dict[str, int] = {}
     found: dict[str, OpenCollective] = {}

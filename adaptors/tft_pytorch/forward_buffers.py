@@ -30,9 +30,10 @@ stored in the rank-local state outlive the process.
 The shared memory for the rank-local state has 256 KiB. The rest of the shared memory is for the
 random generators (5 KiB) and the user's data position. ResNet-50 has 208 KiB of moving buffers.
 
-Buffers on a device are stored when the device is at rest, as it is at both edges of an update
-window. At the end of the forward pass, a copy would wait for the device. No rank needs the copy so
-early, because on a device no rank opens its window before all ranks have reached theirs.
+Buffers on a device are stored only when the device is at rest, as it is when an update window opens
+and when it closes. At the end of the forward pass they are not stored, because the copy would have
+to wait for the device. No rank needs that copy: on a device no rank opens its window before all
+ranks have reached theirs.
 """
 
 _KEPT = 4
@@ -91,8 +92,8 @@ class RunningBuffers:
 
     def learn(self, model: nn.Module) -> None:
         """
-        Note the names of the buffers of `model`. If `model` is only a trial model, the real model
-        is made later in the same way, and its buffers have the same names.
+        Note the names of the buffers of `model`, which may be a trial model. The real model, which
+        is made later in the same way, has buffers with the same names.
         """
         own = own_names(model)
         self._names = [
@@ -125,8 +126,8 @@ class RunningBuffers:
         changes), as plain values for `restore`. Return None if no buffer moves.
 
         Pass `closing=True` when a step is complete: `rewind` then restores this copy. `room` is the
-        most bytes of content in the result. Larger content stays in this process, and the result
-        only refers to it. So does content on a device that is not at rest.
+        most bytes of content in the result. If the content is larger, or is on a device that is not
+        at rest, the copy stays in this process, and the result only refers to it.
         """
         if not self._slots:
             return None

@@ -1,6 +1,6 @@
 """
-Reads and restores the random generators of this process: torch, Python, numpy, the device, and those
-of a loader.
+Reads and restores the random generators of this process: those of torch, Python and numpy, that of
+the device, and those that the objects of a data loader have.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ _State = Mapping[str, Any]
 
 def generators(device: torch.device | None = None, owned: Owned | None = None) -> _State:
     """
-    Return the state of all generators. The generator of `device` is among them if it is not a CPU,
-    and so are those in `owned`.
+    Return the states of the global generators of torch, Python and numpy, and of the generators in
+    `owned`. If `device` is not the CPU, also return the state of its generator.
     """
     state: dict[str, Any] = {"torch": torch.get_rng_state(), **global_states()}
     if device is not None and device.type != "cpu":
@@ -43,14 +43,15 @@ def restore(state: _State, device: torch.device | None = None, owned: Owned | No
 
 def packed(state: _State) -> bytes:
     """
-    Return the state of the generators on the CPU and of those in `owned` as bytes.
+    Return `state` as bytes. `state` is a result of `generators` without `device`, because the
+    generator of a device cannot be packed.
     """
     return pack({**state, "torch": state["torch"].numpy().tobytes()})
 
 
 def unpacked(content: bytes) -> _State:
     """
-    Return the state of the generators that `packed` has turned into bytes.
+    Return the `state` from which `packed` has made `content`.
     """
     told: Any = unpack(content)  # Any: what `packed` has packed
     return {**told, "torch": byte_tensor(told["torch"])}

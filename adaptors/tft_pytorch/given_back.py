@@ -1,5 +1,5 @@
 """
-Checks that the user's objects have the state that was put into them.
+Checks, after state was put into the user's objects, that the objects return the same state.
 
 The method `load_state_dict` of an object may not give back what `state_dict` gave. If all ranks load
 the same checkpoint, they are all wrong alike, and a comparison of the ranks finds nothing. So each
@@ -36,9 +36,11 @@ class Given:
 
 def given(meta: bytes, tensors: Mapping[str, Tensor], loading: Collection[str]) -> Given:
     """
-    Note the content of a shard before it is put into the user's objects. `loading` are the names of
-    the objects whose own `load_state_dict` is called. Only their tensors are read, because such an
-    object may get its own tensors back, and change them.
+    Note the content of a shard before it is put into the user's objects.
+
+    `loading` are the names of the objects whose own `load_state_dict` is called. Digests are
+    computed of the tensors of these objects only: such an object may get its own tensors back, and
+    change them in place while it loads them.
     """
     read = {name: each for name, each in tensors.items() if name.partition(".")[0] in loading}
     return Given(
@@ -54,9 +56,12 @@ def refuse_changed(content: Given, now: ShardContent, *, new_keys: bool) -> None
     Raise `OrderRefused` if `now`, the present content of a shard, is not the `content` that was put
     into the user's objects. Parameters and buffers are not compared.
 
-    A tensor that is still in the memory of the given tensor is not read. If `new_keys` is True, another
-    version of an object may have saved its state. Then dicts may have further keys now, and the
-    state of an object that is `loading` may lack some of its own keys.
+    A present tensor that still uses the memory of the given tensor counts as equal, and is not
+    read. This does not hold for a tensor of which `content` has a digest.
+
+    Pass `new_keys=True` if another version of an object's class may have saved `content`. Then
+    dicts in `now` may have further keys. The present state of an object in `content.loading` may
+    also lack keys that `content` has.
     """
     told = expect(unpack(content.meta), dict, "the description of a shard")
     comparison = _Comparison(content, now.tensors, new_keys=new_keys)
@@ -92,8 +97,10 @@ class _Comparison:
 
     def difference(self, there: Plain, here: Plain, name: str) -> str | None:
         """
-        Return the name of the first place at which the trees differ, or None. The order of the keys
-        of dicts does not matter, nor does the type of a dict, a list or a number.
+        Return the name of the first place at which two trees differ, or None if they are equal.
+        `there` is the tree that was put into an object, `here` the present one, and `name` the name
+        of both. The order of the keys of dicts does not matter, nor does the type of a dict, a list
+        or a number.
         """
         own, other = _entries(there), _entries(here)
         if own is not None and other is not None:
@@ -144,8 +151,8 @@ def _tensor(plain: Plain) -> str | None:
 
 def _without(there: Plain, here: Plain) -> Plain:
     """
-    Return the dict `there` without the keys that the dict `here` does not have, and any other value
-    as it is.
+    Return the dict `there` without the keys that the dict `here` does not have. Return `there`
+    unchanged if one of the two is not a dict.
     """
     own, other = _entries(there), _entries(here)
     if not (_is_map(there) and _is_map(here)) or own is None or other is None:

@@ -87,7 +87,8 @@ class Gradients:
             raise MalformedMessage(
                 "the gradients in the rank-local state must be bytes, each of them 0, 1 or 2"
             )
-        # the number of parameters differs if the script was changed before the job was resumed
+        # The number of parameters differs if the script was changed before the job was resumed.
+        # Then no gradient is made.
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))
         for parameter, kind in zip(self._parameters, kinds, strict=True):

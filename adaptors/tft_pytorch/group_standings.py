@@ -1,6 +1,7 @@
 """
-Says where this rank stands in each of its process groups, while its training thread may wait in a
-collective. Can be called on any thread.
+Finds out, for each process group of this rank, how many collectives the rank has begun in it, and
+in which collective it waits. The functions can be called on any thread, also while the training
+thread waits in a collective.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,8 @@ _ON_DEVICE = "a collective on the device"
 
 def standings(devices: Devices) -> list[GroupStanding]:
     """
-    Return where this rank stands in each of its process groups.
+    Return, for each process group of this rank, how many collectives the rank has begun, and in
+    which collective it waits.
 
     On an asynchronous device, torch's flight recorder says in which collective the device waits.
     Without the flight recorder, only the number of collectives is known that the host has begun,
@@ -32,7 +34,8 @@ def standings(devices: Devices) -> list[GroupStanding]:
     numbers = (device.sequence(devices) if devices.asynchronous else None) or {}
     idle = devices.answer() if numbers else True
     busy = "" if idle else _ON_DEVICE
-    # a device that does not answer must not be asked while Python's global lock is held
+    # `open_collectives` holds Python's global lock while it asks the device, so it must not be
+    # called if the device does not answer
     waits = open_collectives() if idle is False else {}
     found = []
     for group in _groups():
@@ -44,7 +47,8 @@ def standings(devices: Devices) -> list[GroupStanding]:
                 wait = waits[group.group_name]
                 found.append(_standing(group, wait.number, wait.name))
             elif group in numbers:
-                # if a collective of another group is open, the device waits in that one
+                # if `waits` names a collective, the device waits in that collective, which belongs
+                # to another group, and not in a collective of this group
                 found.append(_standing(group, numbers[group], "" if waits else busy))
     return found
 

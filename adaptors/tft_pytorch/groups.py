@@ -59,14 +59,18 @@ _FEW = 32
 cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
-"""If a group that is being formed is given up, its connections are cut again and again, because new
-connections are made all the time. The first collective of a device's group makes connections, too, so
-they are also cut while an abort lasts. The value is the number of seconds between two cuts, and before
-the first one in an abort: after this time, the abort has reached all groups."""
+"""The number of seconds between two cuts of the connections of groups. Connections are cut again
+and again in two cases, because new connections are made all the time: while a group that is being
+formed is given up, and while groups of a device are aborted, whose first collectives make
+connections.
+
+The first cut of an abort comes after this time too, because the abort has then reached all
+groups."""
 
 _STAND_IN_AGAIN = 25
-"""Of so many cuts, only the first also connects to this process in the place of the other ranks. To
-connect takes 50 us for each rank of each group."""
+"""Once in this many cuts, the process also connects to its own listening sockets in the place of
+the other ranks (see `sockets.stand_in`). This is not done at each cut, because it takes 50 us for
+each rank of each group."""
 
 
 class Groups:
@@ -292,7 +296,8 @@ class Groups:
 
     def _cut(self, spared: frozenset[int], port: int, *, stands_in: bool = True) -> None:
         cut(spared, port, listening=self._devices.blocks_in_accept)
-        # beside the groups of a device, gloo connects two ranks when they first need each other
+        # the gloo groups that accompany the groups of a device connect two ranks only when these
+        # first need each other, so a thread may wait for a connection at any time
         if stands_in and (self._left is not None or self._devices.asynchronous):
             stand_in(spared, self._world)
 
@@ -336,7 +341,8 @@ class Groups:
             if self._devices.blocks_in_accept or not over.wait(ABORT_LIMIT):
                 self._keep_cutting(over, spared, port)
 
-        with suppress(RuntimeError):  # the system has no more threads: the abort is slower
+        # if the system has no more threads, only the abort takes longer, so the error is ignored
+        with suppress(RuntimeError):
             threading.Thread(target=cut_meanwhile, name="tft-cut", daemon=True).start()
         try:
             device.abort(groups)
@@ -352,7 +358,8 @@ class Groups:
 
     def standings(self, devices: Devices) -> Sequence[GroupStanding]:
         """
-        Return where this rank stands in each of its process groups. Can be called on any thread.
+        Return, for each process group of this rank, how many collectives the rank has begun, and in
+        which collective it waits. Can be called on any thread.
         """
         with self._looking:
             return standings(devices)
@@ -393,7 +400,8 @@ class Groups:
             groups += self._outlived
             self._outlived = []
             self._freeing = _Freeing(groups, spared)
-        # torch replaces sys.excepthook when it makes the default group
+        # torch has replaced sys.excepthook when it made the default group, so restore the earlier
+        # function
         sys.excepthook = self._excepthook
 
 

@@ -217,11 +217,13 @@ class TorchHooks(Generic[State]):
 
     def result_of_abort(self, error: BaseException) -> FaultKind | None:
         """
-        Return `network` if collectives of this rank were aborted on a device, and if `error` was
-        raised from no other exception, which could explain it.
+        Return `network` if `error` may be a result of collectives that were aborted on a device of
+        this rank, else None. An `error` that another exception has caused, or that was raised while
+        another one was handled, has that exception as its explanation, so the result is None.
 
-        The results of these collectives are wrong, and a script raises an exception if it checks
-        them. A bug of the script raises its exception again when the step is computed again.
+        The results of aborted collectives are wrong, and a script that checks them raises an
+        exception. If a bug of the script has raised `error` instead, the bug raises it again when
+        the step is computed again.
         """
         context = None if error.__suppress_context__ else error.__context__
         explained = error.__cause__ is not None or context is not None
@@ -244,8 +246,9 @@ class TorchHooks(Generic[State]):
         state = self._hooks.adopted
         if state is not None:
             if state.devices.asynchronous:
-                # the script may have left its loop by an exception while the device waits for other
-                # ranks. `clear` copies buffers, and a copy waits for the device
+                # The script may have left its loop by an exception while the device still waits for
+                # other ranks. `clear` copies buffers, and the copy waits for the device. So end the
+                # waits of the device first.
                 self._groups.quiesce()
             state.clear()
         self._forming.clear()

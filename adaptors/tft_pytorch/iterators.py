@@ -48,8 +48,8 @@ def loader_like(
     loader: "DataLoader[Any]", **changed: Any
 ) -> "DataLoader[Any]":  # Any: arguments of DataLoader
     """
-    Return a loader with the settings of `loader`, except for the arguments `changed`. One of these
-    is `batch_sampler`, which may be any iterable of lists of indices.
+    Return a loader with the settings of `loader`, except for the arguments `changed`. Always pass
+    `batch_sampler`, which is not copied. It may be any iterable of lists of indices.
     """
     names = (
         "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
@@ -82,9 +82,10 @@ class Batches:
         `loader` must have a dataset whose items have an index, and must make batches. The settings
         of `loader` are copied: `Batches` never iterates over `loader` itself.
 
-        Raises `UsageError` for a loader whose position cannot be known, and for a sampler that
-        draws from torch's default generator. `next` raises it for the first batch of a sampler of
-        the user that does.
+        Raises `UsageError` for a loader whose position cannot be known, and for a sampler whose
+        attribute `generator` is not the loader's generator. A sampler without this attribute may
+        draw from the random generators of the process: then `next` raises `UsageError` for the
+        first batch.
         """
         _check(loader)
         self._loader = loader
@@ -101,9 +102,11 @@ class Batches:
         self._batches = _Numbered(loader.batch_sampler, type(chosen).__name__)
         self._changes = _changes(loader)
         self._noted: dict[str, Any] = {}
-        """The attributes of the samplers that have changed until the present epoch began."""
+        """The attributes of the samplers as they were when the present epoch began, as far as they
+        have changed since `Batches` was made."""
         self._again = False
-        """True if the epoch may have begun before, so that the attributes must be restored."""
+        """True if the samplers may have drawn the order of this epoch already. Then the attributes
+        in `_noted` must be restored before the order is drawn again."""
         self._ours = loader_like(
             loader,
             dataset=_Seeded(loader.dataset),
@@ -144,7 +147,7 @@ class Batches:
     def state_dict(self) -> dict[str, Any]:  # Any: numbers, and plain values
         """
         Return the position of the next batch: the seed, the epoch, and how many batches of the
-        epoch come before it. If attributes of samplers have changed, they are in it, too.
+        epoch come before it. Attributes of samplers that have changed are a part of the position.
         """
         here = {"seed": self._seed, "epoch": self.epoch, "taken": self._taken}
         return {**here, "samplers": self._noted} if self._noted else here
@@ -366,7 +369,8 @@ def _check(loader: "DataLoader[Any]") -> None:
 
 def _changes(loader: "DataLoader[Any]") -> dict[str, Changes]:
     """
-    Return what watches the attributes of the samplers that are not torch's, by their place.
+    Return, for each sampler whose class is not torch's own, an object that notes how its attributes
+    change. The keys are the sampler's numbers among all samplers of `loader`, as texts.
     """
     found = {id(each): each for each in _samplers(loader)}
     return {

@@ -69,7 +69,9 @@ class Settings:
         Note the present settings if none are noted since the last update. Can be called on any
         thread.
 
-        Does nothing if the settings can only be read from a device, which may be waiting.
+        Does nothing if settings are on a device, because reading them would wait for the device,
+        which may itself be waiting for other ranks. Does nothing either if the scheduler's state
+        can be read only by a call of its `state_dict`.
         """
         on_device = any(
             isinstance(value, Tensor) and value.device.type != "cpu"

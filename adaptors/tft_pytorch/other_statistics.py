@@ -3,9 +3,9 @@ Running statistics of modules that are kept beside the model, such as a teacher 
 that averages the buffers of BatchNorm too.
 
 These statistics are different on each rank, like those of the model, but they are no part of the
-rank-local state. So a rank that takes the state of another rank gets its statistics too, and a
-forward pass that is computed again counts twice. An incident in which this happens is not
-bit-identical, and this module says so.
+rank-local state. So a rank that takes the state of another rank also gets the statistics of that
+rank. And a forward pass that is computed again counts twice in them. After such an incident the
+training is not bit-identical to one without faults, so this module reports it.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ class OtherStatistics:
 
     def __init__(self) -> None:
         self._counters: list[tuple[str, Tensor]] = []
-        """The number of batches that each normalization layer has counted, by the name of the
-        layer. torch changes it in each forward pass of training, and an average copies it."""
+        """The counters of batches of the normalization layers, by the name of the layer. A counter
+        changes in each forward pass of training, and also when an average copies it."""
         self._seen: list[int] = []
         self.moving = ""
         """The name of a layer whose statistics have changed. Empty: no such change was seen."""
         self._foreign = False
-        """True if the state of this rank was copied from another rank or a checkpoint, and so the
-        statistics, too."""
+        """True if the state of this rank, with these statistics, was copied from another rank or a
+        checkpoint, and `lost` was not called since."""
 
     def watch(self, model: nn.Module, others: Mapping[str, object]) -> None:
         """
@@ -60,15 +60,16 @@ class OtherStatistics:
 
     def fetched(self, *, foreign: bool = True) -> None:
         """
-        Note that the state of this rank now comes from another rank or a checkpoint. With `foreign`
-        False, it comes from this rank's own copy.
+        Note that the state of this rank now comes from another rank or a checkpoint. Pass
+        `foreign=False` if the state comes from a copy of this rank's own earlier state.
         """
         self._foreign = foreign
 
     def lost(self, moving: object) -> str | None:
         """
-        Return why the statistics are not those of this rank and step, or None. `moving` is the
-        attribute `moving` of the process that has captured the rank-local state.
+        Return a sentence if the statistics are not those that this rank had at the end of the step
+        to which it goes back, else None. `moving` is the value that the attribute `moving` had when
+        the rank-local state was captured, perhaps in an earlier process of this rank.
         """
         foreign, self._foreign = self._foreign, False
         again = "" if foreign else self._changed()

@@ -28,24 +28,30 @@ class _Seen:
     """
 
     storages: tuple[StorageWeakRef, StorageWeakRef]
-    """Weak references to the memory. They differ even if later memory gets the same address."""
+    """Weak references to the memory of each tensor. New memory may have the address of memory that
+    was freed, but never has an equal reference."""
     digest: int
 
 
 class Overlaps:
     """
-    Refuses overlaps that began after the script had made its objects. Overlaps that are there from
-    the beginning do no harm: another process makes them too, and its tensors are filled in place.
+    Refuses overlaps (pairs of tensors that share memory) that began after the script had made its
+    objects. Overlaps that exist from the beginning do no harm: another process makes them too, and
+    its tensors are filled in place.
     """
 
     def __init__(self) -> None:
         self._known: frozenset[Pair] = frozenset()
         self._seen: dict[Pair, _Seen] = {}
-        """The new overlaps that were found last, except those of a whole parameter."""
+        """The overlaps that the last call of `refuse_new` has found, without those in `_known` and
+        those of a whole parameter. The next call finds out whether their memory has changed."""
         self._unsure: list[Pair] = []
-        """The new overlaps that were found last and may do harm: those that were not there before,
-        and those of a whole parameter. An optimizer may have asked for a 32-bit copy of a parameter
-        of 32 bits. Most copy it back in each step, so that the copy may be separate."""
+        """The new overlaps of the last call of `refuse_new` that may do harm, but are not refused.
+        Some were found for the first time, so nobody knows yet whether their memory changes.
+
+        Others are of a whole parameter. They arise if an optimizer asks for a 32-bit copy of a
+        parameter that has 32 bits already, and gets the parameter itself. They often do no harm,
+        because most optimizers copy the values back in each step."""
 
     def known(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
@@ -55,9 +61,10 @@ class Overlaps:
 
     def refuse_new(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
-        Raise `UsageError` if a tensor of an optimizer shares memory with another tensor, did not do
-        so at first, and this memory has changed since the last call. Memory that nobody changes may
-        be separate. So may that of tensors which each step makes again.
+        Raise `UsageError` if a tensor of an optimizer has come to share memory with another tensor,
+        and the common memory has changed since the last call. Other overlaps do no harm in a
+        process where the tensors are separate: those whose memory nobody changes, and those of
+        tensors that each step makes again.
         """
         before, self._seen, self._unsure = self._seen, {}, []
         for pair in sorted(set(overlapping(tensors, optimizers)) - self._known):
@@ -78,8 +85,8 @@ class Overlaps:
 
     def reservation(self) -> str | None:
         """
-        Return a sentence if it is not known whether training goes on alike in a process in which
-        the tensors of an overlap are separate.
+        Return a sentence if a replacement process, in which the tensors of an overlap are separate,
+        may compute other results than this process. Return None if there is no such overlap.
         """
         if not self._unsure:
             return None
@@ -113,8 +120,8 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 def overlapping(tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> Iterator[Pair]:
     """
-    Yield the names of each two tensors that have elements in the same memory, if one of the two
-    belongs to an optimizer. `optimizers` are the first words of the names of such tensors.
+    Yield the names of each pair of tensors that have elements in the same memory, if one of the two
+    belongs to an optimizer. The names of an optimizer's tensors begin with a word in `optimizers`.
     """
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
@@ -143,8 +150,9 @@ def overlapping(tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> I
 
 def _touching(tensors: Mapping[str, Tensor]) -> Iterator[Pair]:
     """
-    Yield the overlaps of tensors that are in one piece of memory. Tensors between the elements of
-    which other tensors have theirs, such as the columns of a matrix, do not overlap.
+    Yield the pairs of `tensors` that overlap, which means that they have a byte in common. Two
+    columns of a matrix do not overlap: their elements alternate in memory, but each byte belongs to
+    one column only.
     """
     first = min(tensor.data_ptr() for tensor in tensors.values())
     dense = all(map(_dense, tensors.values()))

@@ -1,5 +1,6 @@
 """
-The random generators that the sampler, the collator or the dataset of a loader has as attributes.
+Reads and restores random generators that a data loader's sampler, collate function or dataset has
+as attributes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,15 @@ _State = Sequence[Any]  # Any: the kind of a generator, and its state as text or
 
 _SAMPLERS = ("batch_sampler", "sampler")
 _READERS = ("dataset", "collate_fn", "data_collator", "__self__", "func")
-"""The attributes through which samplers, and what reads items, refer to each other."""
+"""Names of attributes. `_SAMPLERS` has those in which samplers refer to other samplers. `_READERS`
+has those in which datasets and collate functions refer to other objects that read items."""
 
 
 class Owned:
     """
-    Reads and restores these generators. They are found by name each time, because a collator may
-    make its generator when it reads the first batch.
+    Reads and restores the random generators that the objects of one loader have as attributes. The
+    attributes are searched at each call, because a collate function may make its generator only
+    when it reads the first batch.
     """
 
     # Any: any torch.utils.data.DataLoader
@@ -34,17 +37,18 @@ class Owned:
         lenient: bool = False,
     ) -> None:
         """
-        Leave out generators of objects whose class is among `but`. `wrapped` is a sampler that is
-        wrapped in a sampler of the loader. Raises `UsageError` if a generator has a state that
-        cannot be read. With `lenient`, such a generator is left as it is.
+        Leave out generators of objects whose class is in `but`. `wrapped` is a sampler that a
+        sampler of the loader has inside, under a name that is not in `_SAMPLERS`. Raises
+        `UsageError` if the state of a generator cannot be read. With `lenient=True`, such a
+        generator is neither read nor restored, and the method `unread` returns it.
         """
         self._but = but
         self._lenient = lenient
         self._unread: list[tuple[object, str, object]] = []
         """The generators that cannot be read, each with its owner and its name."""
         self.samplers = _owners(loader, "loader", _SAMPLERS)
-        """By place: the objects that decide which items are in a batch, such as samplers. The
-        loader is one of them."""
+        """The objects that decide which items are in a batch, such as samplers, and the loader
+        itself. The keys are their places: the path from the loader, such as `loader.sampler`."""
         if wrapped is not None:
             self.samplers |= _owners(wrapped, "wrapped", _SAMPLERS)
         readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
@@ -53,12 +57,14 @@ class Owned:
             for name, start in readers.items()
             for place, owner in _owners(start, name, _READERS).items()
         }
-        """By place: the objects that read items, such as the dataset and the collate function."""
+        """The objects that read items, such as the dataset and the collate function. The keys are
+        their places, such as `dataset.dataset`."""
         self.states()
 
     def states(self) -> dict[str, _State]:
         """
-        Return the states of the generators by name.
+        Return the states of the generators. The keys are made of the place of the owner and the
+        name of the attribute.
         """
         states = {}
         owners = {**self.samplers, **self.readers}
@@ -112,7 +118,8 @@ class Owned:
 
 def _owners(start: object, place: str, names: Sequence[str]) -> dict[str, object]:
     """
-    Return `start` and all objects to which it refers under the given names, by their places.
+    Return the object `start`, whose place is `place`, and all objects that can be reached from it
+    through attributes called `names`. The keys are the places of the objects.
     """
     found = {place: start}
     waiting = [(place, start)]
@@ -137,7 +144,8 @@ def kind_of(value: object) -> str:
 
 def read(place: str, generator: Any) -> _State:
     """
-    Return the kind of a generator and its state. Raises `UsageError` if it cannot be read.
+    Return the kind of a generator and its state. Raises `UsageError` if the state cannot be read;
+    `place` names the owner in the message.
     """
     if isinstance(generator, torch.Generator):
         return [kind_of(generator), generator.get_state().numpy().tobytes()]
@@ -162,7 +170,8 @@ def put_back_into(generator: Any, state: Any) -> None:
 
 def made(kind: str, state: Any) -> Any:
     """
-    Return a new generator of a kind, restored to `state`.
+    Return a new generator in the state `state`. `kind` and `state` are the two parts of a result of
+    `read`.
     """
     if isinstance(state, str):  # the state of a generator of torch is bytes
         return generators.made(kind, state)

@@ -44,7 +44,8 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
 def model_part(tensors: Mapping[str, Tensor], own: Collection[str]) -> str:
     """
     Return the digest of the part `model` of a shard with these tensors, as `shard_parts` computes it.
-    Return an empty text if the shard has no such part.
+    `own` has the names of module buffers, which are parts of their own. Return an empty text if the
+    shard has no part `model`.
     """
     model = [each for each in tensors.items() if _part(each[0], own) == _MODEL]
     return digest_parts({}, ((_MODEL, offered(*each)) for each in model)).get(_MODEL, "")
@@ -52,7 +53,8 @@ def model_part(tensors: Mapping[str, Tensor], own: Collection[str]) -> str:
 
 def _part(name: str, own: Collection[str]) -> str:
     """
-    Return the name of the part to which a tensor belongs.
+    Return the name of the part to which the tensor `name` belongs. `own` has the names of module
+    buffers, each of which is a part of its own.
     """
     if name.startswith(_SETTINGS):
         return "settings"

@@ -1,8 +1,10 @@
 """
-Plain values of torch: tensors and torch's random generators, beside what `tft.spi.plain_values`
-copies and makes again.
+Copies values of the user's objects in a form that can be packed, and makes the values again. In
+addition to the types that `tft.spi.plain_values` handles, this module handles tensors and torch's
+random generators.
 
-Tensors stay tensors in the plain form, those of a device as copies in host memory.
+In that form (the plain form) a tensor stays a tensor. A tensor on a device is copied to host
+memory.
 """
 
 from enum import Enum
@@ -22,14 +24,16 @@ from tft.spi.plain_values import (
 from tft_pytorch.owned_generators import made, put_back_into, read
 
 _LARGE = 512 * 1024
-"""The bytes of an array beyond which it is not copied, since no state has room for it."""
+"""The most bytes of a numpy array that is copied. A larger array is not copied, because the
+rank-local state has no room for it."""
 _FRAMEWORKS = frozenset(
     {
         "torch", "lightning", "torchmetrics", "transformers", "accelerate", "datasets", "peft", "trl",
         "tft", "tft_pytorch",
     }
 )  # fmt: skip
-"""Packages whose dataclasses are left alone: they may be the bookkeeping of a framework."""
+"""Packages whose dataclasses do not count as plain values, because they may be the bookkeeping of a
+framework, which tft must not restore."""
 
 
 def is_fixed(value: Any) -> bool:  # Any: a value that is plain
@@ -43,7 +47,7 @@ def is_fixed(value: Any) -> bool:  # Any: a value that is plain
 
 def on_device(host: Tensor) -> dict[str, object]:
     """
-    Return the plain form of a tensor on the device of its rank. `host` is a copy of it.
+    Return the plain form of a tensor that is on a device. `host` is a copy of it in host memory.
     """
     return of_kind("device", host)
 
@@ -82,7 +86,8 @@ _VALUES = PlainValues(
     frameworks=_FRAMEWORKS,
     large=_LARGE,
 )
-# Tensors on the CPU are not copied, but detached. Those that were on a device are placed on the
-# device that `placed` is given, which is another one if they come from another rank.
+# `plain` detaches tensors on the CPU, but does not copy them. Tensors that were on a device are put
+# on the device that is passed to `placed`, because a state may come from another rank, which has
+# another device.
 plain, placed, marked = _VALUES.plain, _VALUES.placed, _VALUES.marked
 may_be_plain, into, put_back = _VALUES.may_be_plain, _VALUES.into, _VALUES.put_back

@@ -36,10 +36,11 @@ def preload() -> None:
 @contextmanager
 def without_threads_of_arrow() -> Iterator[None]:
     """
-    Let no thread of pyarrow's memory allocator start if pyarrow is imported in the `with` block. The
-    package datasets imports it. A process that has a thread cannot be forked.
+    Keep pyarrow's memory allocator from starting a thread when pyarrow is imported in the `with`
+    block, because a process that has a thread cannot be forked. The package `datasets` imports
+    pyarrow.
 
-    Settings of the user for the allocator stay.
+    If the user has set the allocator's environment variable, its value is not changed.
     """
     if _JEMALLOC in os.environ:  # noqa: TID251  # pyarrow reads this variable
         yield

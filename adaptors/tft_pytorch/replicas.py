@@ -138,7 +138,8 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        # some optimizers keep a step counter in a parameter group
+        # some optimizers change values in a parameter group, such as a step counter, so copy the
+        # groups back
         set_groups(self.param_groups, self.optim.param_groups)
         self.refresh()
 

@@ -14,10 +14,11 @@ other ranks at listening sockets. No call of torch ends this wait. A listening s
 known by the option SO_REUSEADDR, which NCCL does not set and gloo does. After `shutdown(2)`,
 NCCL's `accept` has an error, and NCCL gives the communicator up.
 
-One of two ranks of gloo connects to the other one. The other one waits until its listening socket
-has a connection that begins with the number of this pair of ranks (gloo/transport/tcp/listener.cc).
-If the connecting rank dies before, nothing ends this wait. So this process connects to its own
-listening sockets in the place of the other ranks, and disconnects at once.
+Of each pair of ranks in a gloo group, one rank connects and the other one accepts. The accepting
+rank waits until its listening socket has a connection that begins with the number of the pair
+(gloo/transport/tcp/listener.cc). If the connecting rank dies before it connects, nothing ends this
+wait. So this process connects to its own listening sockets in the place of the other ranks, and
+disconnects at once.
 """
 
 import fcntl
@@ -88,7 +89,7 @@ def _come_and_go(listener: socket.socket, pair: int) -> None:
 def is_cut(fd: int, spared: frozenset[int]) -> bool:
     """
     Return whether a file descriptor is a connection of a process group of gloo that was shut down.
-    Sockets whose inode numbers are in `spared` are none.
+    Return False for a socket whose inode number is in `spared`.
     """
     found = _tcp_connection(fd)
     if found is None:
@@ -127,8 +128,9 @@ def _listens(connection: socket.socket) -> bool:
 
 def _opened(spared: frozenset[int]) -> Iterator[tuple[socket.socket, bool]]:
     """
-    Yield a copy of each TCP socket of this process, and whether it is closed on exec. The copy is
-    closed when the next one is taken. Leave out the sockets whose inode numbers are in `spared`.
+    Yield a copy of each TCP socket of this process, and whether the socket is closed on exec. The
+    copy is closed when the next socket is asked for. Leave out sockets whose inode numbers are in
+    `spared`.
     """
     for fd, inode in _sockets():
         found = None if inode in spared else _tcp_connection(fd)
@@ -136,7 +138,8 @@ def _opened(spared: frozenset[int]) -> Iterator[tuple[socket.socket, bool]]:
             continue
         connection, close_on_exec = found
         with connection:
-            # otherwise another socket has got the number of the descriptor meanwhile
+            # if the inode number differs, the descriptor was closed meanwhile, and its number was
+            # given to another socket: leave that socket out
             if os.fstat(connection.fileno()).st_ino == inode:
                 yield connection, close_on_exec
 

@@ -300,7 +300,8 @@ class StateStore:
         lost = self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
-        # a further incident may come before this rank completes a step
+        # note the settings now, because a further incident, which restores them, may come before
+        # this rank completes a step
         self._settings.note()
         return "; ".join(each for each in (lost, self._overlaps.reservation()) if each) or None
 

@@ -50,7 +50,8 @@ class Watch:
         self._thread = 0
         self._native: dict[str, Any] = {}  # Any: functions of torch
         self._computing = False
-        """True while torch computes the norm of all gradients."""
+        """True while torch computes the norm of all gradients. This computation calls `_grouped`,
+        which must not compute the norm a second time."""
         self.forget()
 
     def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
@@ -85,8 +86,8 @@ class Watch:
 
     def begin_step(self) -> None:
         """
-        Begin to note the numbers of the next step. Those that were noted until now do not belong to
-        it: they are of the last step, or of backward passes in its tail.
+        Begin to note the numbers of the next step. Drop the numbers that were noted until now,
+        which belong to the last step, or to backward passes in its tail.
         """
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
@@ -126,7 +127,8 @@ class Watch:
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
         if threading.get_ident() == self._thread and grad_tensors is None:
-            # a norm that was noted earlier does not include the gradients of this backward pass
+            # a norm that was noted earlier does not include the gradients of this backward pass, so
+            # drop it
             self._norm = None
             found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]

@@ -17,9 +17,9 @@ Read = Callable[[], str]
 
 class Unchanged:
     """
-    Compares the parameters of one rank with what they were when ranks compared their copies. All
-    methods must be called on the training thread, except `compared`, which may be called on another
-    one before `begin`.
+    Compares the parameters of one rank after the wrapper was built with what they were when the
+    ranks compared their copies. All methods must be called on the training thread. Only `compared`
+    may be called on another thread, as long as the call ends before `begin` is called.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,8 @@ class Unchanged:
 
     def compared(self, shard: str, digest: str) -> None:
         """
-        Store the digest of the parameters of a shard, which other ranks compare with theirs.
+        Store the digest of the parameters of a shard. Other ranks compare it with the digests of
+        their own copies.
         """
         self._compared[shard] = digest
 

@@ -1,10 +1,10 @@
 """
-Finds attributes of the user's objects that change while training and are not kept, because they are
-no plain values or are too large.
+Finds attributes of the user's objects that change while training, but that a replacement process
+does not get, because their values are not plain or are too large.
 
-It compares marks of these attributes at the ends of the first steps. A mark is made of numbers,
-lengths, versions of tensors and samples of arrays, so that it takes little time. So a change in the
-middle of a long list may stay unseen.
+Marks of these attributes are compared at the ends of the first steps. To take little time, a mark
+has only numbers, lengths, versions of tensors, samples of arrays, and the ends of containers. So a
+change in the middle of a long list is not noticed.
 """
 
 import operator
@@ -62,8 +62,8 @@ class Unkept:
 
     def watch(self, owner: object, keeps: Keeps, but: frozenset[str] = frozenset()) -> None:
         """
-        Compare the attributes of `owner` except those in `but`. `keeps` returns for an attribute
-        with a plain value (such as numbers or tensors) whether tft keeps it.
+        Compare the attributes of `owner` except those in `but`. `keeps` takes the name of an
+        attribute, and returns False if its value is too large to be kept.
         """
         self._objects.append((owner, keeps, but))
         self._own.add(id(owner))
@@ -140,7 +140,7 @@ def sentence(owner: str, name: str, why: str = LARGE) -> str:
 
 def _why(value: object) -> str:
     """
-    Return why a value is not kept, and an empty text if it is.
+    Return why a value is not plain, or an empty text if the value is plain and so can be kept.
     """
     try:
         plain(value)
@@ -155,13 +155,14 @@ def _called(value: object) -> str:
 
 
 def _mark_of_tensor(value: Tensor) -> object:
-    # a tensor with an autograd graph was computed in this step, and the next step computes it again
+    # a tensor with an autograd graph was computed in this step, and the next step computes it
+    # again, so its changes do not count
     if value.grad_fn is not None or value.device.type == "meta":
         return None
     version = 0 if value.is_inference() else value._version
     if type(value) not in (Tensor, nn.Parameter) or not value.is_contiguous():
         return [id(value), version]
-    # a change through `.data` leaves the version
+    # a change through `.data` does not increase the version counter, so compare some elements, too
     flat = value.detach().view(-1)
     few = flat[:: max(1, flat.numel() // _FEW)]
     return [value.shape, version, repr(few.tolist())]
@@ -179,7 +180,7 @@ def _ends(values: Any) -> Iterator[Any]:
 @cache
 def _of_user(kind: type) -> bool:
     """
-    Return True if a class is the user's: neither Python's nor of an installed package.
+    Return True if a class is the user's own, not one of Python or of an installed package.
     """
     top = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)

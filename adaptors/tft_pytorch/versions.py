@@ -12,8 +12,8 @@ from tft.errors import UsageError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownVersions:
     """
-    The versions of a package for which an adaptor was written: from `oldest` to the last one before
-    `unknown`.
+    The versions of a package for which an adaptor was written: `oldest` and all later versions
+    before `unknown`.
     """
 
     adaptor: str
@@ -28,7 +28,7 @@ class KnownVersions:
     def check(self, found: str | None = None) -> None:
         """
         Raise `UsageError` if the package is not installed, or has another version. `found` is the
-        version, if the package itself has told it.
+        installed version. If `found` is None, the version is read from the package's metadata.
         """
         if found is None:
             try:

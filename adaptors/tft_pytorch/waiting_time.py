@@ -16,8 +16,9 @@ from torch import nn
 from tft_pytorch import interruptible
 
 _HOOK = -1
-"""The number of our hook among those of a module. torch numbers the others from 0. Twice in every
-step, `register_forward_pre_hook` and its handle would take too long."""
+"""The key of this module's hook in a module's dict of hooks. torch numbers all other hooks from 0.
+The hook is put into the dict directly, because it is added and removed in every step, and
+`register_forward_pre_hook` would take too long for that."""
 
 
 class WaitingTime:
@@ -32,16 +33,17 @@ class WaitingTime:
         self._computing: Callable[[], None] | None = None
         self._total = 0.0
         self._promised = 0.0
-        """The time at which DDP began its last collective for whose future it waits later, or 0.0
-        if that wait is in `_total` already."""
+        """The time at which DDP began its last collective. DDP waits for the future of this
+        collective at the end of the backward pass. 0.0 if that wait is in `_total` already."""
         self._backward = -1
         """The number of the backward pass in which `_promised` was noted."""
         self._settled = 0.0
         """The time at which the last collective with a future was complete."""
         self._modules: list[ReferenceType[nn.Module]] = []
-        """Weak references: a DDP refers to its process group. If the last reference to it were here,
-        the training thread would free the group, and wait for threads of the group that wait for
-        half an hour (`groups.py` frees groups on other threads)."""
+        """The modules whose forward passes are noticed, as weak references, because a DDP refers to
+        its process group. If the last reference to a group were here, the training thread would
+        free the group, and might wait half an hour for the group's threads. `groups.py` frees
+        groups on other threads."""
         self._hooked = False
 
     def begin(self, computing: Callable[[], None]) -> None:
@@ -62,10 +64,10 @@ class WaitingTime:
 
     def step_begins(self) -> None:
         """
-        Notice the next forward pass.
+        Call `computing` when the next forward pass begins.
 
-        The modules have a hook only until then. With a hook they could not be scripted
-        (`torch.jit.script`), for example in the tail of a step.
+        The hook of the modules is removed at that moment, because `torch.jit.script` refuses
+        modules with hooks, and a script may use it in the tail of a step.
         """
         for module in self._living():
             module._forward_pre_hooks[_HOOK] = self._forward
