@@ -1,6 +1,6 @@
 """
-The adaptor for Lightning. It makes a `Trainer` fault tolerant with `Trainer(strategy=TftStrategy())`,
-and stands on the adaptor for PyTorch.
+The adaptor for Lightning. `Trainer(strategy=TftStrategy())` makes a `Trainer` fault tolerant. This
+adaptor uses the adaptor for PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ __all__ = ["TftStrategy"]
 
 def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
     """
-    Return the class `TftStrategy`. Its module is imported on first use, because it imports
-    Lightning, whose version is checked before.
+    Return the class `TftStrategy`. Its module imports Lightning, so this module imports it only on
+    first use, after the version of Lightning was checked.
     """
     if name != "TftStrategy":
         raise AttributeError(f"module 'tft_lightning' has no attribute {name!r}")

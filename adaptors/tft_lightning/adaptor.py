@@ -10,7 +10,7 @@ from tft.spi import hookimpl
 from tft_lightning.versions import LIGHTNING
 
 
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
+@hookimpl  # type: ignore[no-redef]  # replaces the hook that was imported with *
 def tft_preload() -> None:
     LIGHTNING.check()
     # imported here, because only a process that preloads modules needs it

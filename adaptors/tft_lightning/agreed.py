@@ -1,10 +1,10 @@
 """
 Values on which all ranks agree before there are process groups, such as the directory of the logs.
 
-Lightning broadcasts such values from rank 0 while it sets up. Here, rank 0 writes each value to a
-file in the run directory, in the order of the broadcasts, and the other ranks read it. A process
-that replaces a lost rank, also rank 0, reads the values that its predecessor had. So it waits for
-nobody.
+Lightning broadcasts such values from rank 0 while it sets up. Instead, rank 0 writes each value to
+a file in the run directory, in the order of the broadcasts, and the other ranks read the value
+there. A process that replaces a lost rank reads the values that are in the file already, also on
+rank 0. So such a process need not wait for other ranks.
 """
 
 import os
@@ -18,12 +18,14 @@ from tft.errors import UsageError
 from tft.spi import pack, unpack
 
 _LIMIT = timedelta(hours=1)
-"""The time that rank 0 may take until it has a value. It may prepare the data before."""
+"""The most time that the other ranks wait for a value of rank 0. The limit is long, because rank 0
+may first prepare the data."""
 
 
 class Agreed:
     """
-    The values in the directory `place`, for the rank `rank`.
+    Writes values into a file in the directory `place` if `rank` is 0, and reads them there on all
+    ranks.
     """
 
     def __init__(self, place: Path, rank: int) -> None:
@@ -36,8 +38,9 @@ class Agreed:
 
     def value(self, own: Any, phase: str = "") -> Any:  # Any: of the script or of Lightning
         """
-        Return the next value of `phase`: `own` of rank 0 when the job was started. The values of
-        each phase are counted alone, since a replacement process leaves some phases out.
+        Return the next value of `phase`: the argument `own` with which the first process of rank 0
+        has made this call. The values of each phase are counted separately, because a replacement
+        process leaves some phases out.
 
         Raises `UsageError` if `own` cannot be written.
         """
@@ -55,5 +58,5 @@ class Agreed:
             raise UsageError(
                 f"the value of type {type(own).__name__} cannot be broadcast before training "
                 f"begins, because there are no process groups yet: {error}. Broadcast plain values, "
-                "or do it in a hook that is called while training"
+                "or broadcast in a hook that is called while training"
             ) from None

@@ -1,10 +1,10 @@
 """
-The checkpoints that Lightning's callbacks write during training. After an incident a checkpoint is
-written again, under the same name.
+The checkpoints that Lightning's callbacks write during training. When steps are trained again after
+an incident, their checkpoints are written again, and must get the same names as before.
 
-`ModelCheckpoint` gives a checkpoint another name if the file exists. So the paths that were created
-after a step are noted in the run directory, and count as missing when the loop goes on at the end of
-that step.
+`ModelCheckpoint` gives a checkpoint another name if the file exists. So the run directory has a
+note of which paths were created after which step. When the loop continues at the end of a step, the
+paths that were created after this step count as missing.
 """
 
 import json
@@ -39,7 +39,8 @@ class CheckpointLedger:
 
     def goes_on(self, step: int) -> None:
         """
-        Note that the loop goes on at the end of `step`.
+        Note that the loop continues at the end of `step`, so that it will create again all
+        checkpoints that were created after this step.
         """
         later = [
             file
@@ -52,7 +53,8 @@ class CheckpointLedger:
 
     def watch(self, callback: Any) -> None:
         """
-        Let `callback`, a `ModelCheckpoint`, take the noted paths for missing.
+        Make `callback` treat the checkpoints that will be created again as missing files. Do
+        nothing if `callback` is not a `ModelCheckpoint`.
         """
         if not isinstance(callback, ModelCheckpoint):
             return

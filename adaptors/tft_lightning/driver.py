@@ -30,7 +30,8 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 
 class Driver:
     """
-    Drives the loops of one trainer. It takes the place of `run` of its fit loop and epoch loop.
+    Drives the loops of one trainer. Methods of this class replace the method `run` of the trainer's
+    fit loop and epoch loop.
     """
 
     def __init__(
@@ -50,22 +51,25 @@ class Driver:
         self._position: Position | None = None
         self._opened = False
         self._behind: dict[str, Any] | None = None
-        """The state after the optimizer step of a batch, if the loop continues there. None if the
-        loop continues with the next batch."""
+        """The state right after the optimizer step of a batch, if the loop has gone back to this
+        moment: then it must first do what Lightning does after the optimizer step. None if the loop
+        begins with the next batch."""
         self._last: tuple[int, Any, int, Any] | None = None
         """The last step that this process has completed, with its batch, the batch's number and the
         output of `training_step`."""
 
     def watch(self, logger: Any) -> None:  # Any: a logger of Lightning
         """
-        Let `logger` write each row once.
+        Make `logger` write each row only once, although the loop logs it again when a step is
+        repeated.
         """
         self._ledger.watch(logger)
 
     def install(self) -> None:
         """
-        Take the place of the `run` of Lightning's loops, and of the agreement on SIGTERM before
-        each batch, which would hide the death of a rank.
+        Replace methods of the trainer by methods of this class, such as `run` of its loops. Also
+        remove the broadcast about SIGTERM that Lightning makes before each batch: it ignores all
+        exceptions, so it would hide that another rank has died.
         """
         trainer = self._trainer
         self._kept = KeptAttributes(trainer)
@@ -82,8 +86,8 @@ class Driver:
             if self._opened:
                 raise UsageError(
                     "the optimizer has computed the loss of a batch several times in one step, as "
-                    "LBFGS does: its all-reduces would stand in the update window. Use an "
-                    "optimizer that computes it once"
+                    "LBFGS does: the all-reduces would be inside the update window. Use an "
+                    "optimizer that computes the loss once in a step"
                 )
             with changes.seen():
                 native(*args, **kwargs)
@@ -105,8 +109,9 @@ class Driver:
 
     def has_begun(self) -> bool:
         """
-        Return True if training has begun in an earlier process of this rank. Then the state of this
-        rank is kept, with what the sanity check has changed.
+        Return True if training has begun in an earlier process of this rank. Then this process must
+        skip the sanity check: it gets the rank-local state of the earlier process, which the sanity
+        check has changed already.
         """
         return self._session.incarnation > 0 and self._begun.exists()
 
@@ -119,7 +124,8 @@ class Driver:
     @contextmanager
     def long(self) -> Iterator[None]:
         """
-        Announce a phase without steps, such as a validation, for the time of the `with` block.
+        Tell tft for the time of the `with` block that this rank is in a phase without steps, such
+        as a validation. In this phase the rank counts as hanging only after `limit` seconds.
         """
         if self._position is None:
             yield
@@ -137,7 +143,7 @@ class Driver:
 
     def noted(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
-        Note the output of `training_step`.
+        Note the output of `training_step`, because callbacks get it after the step.
         """
         if self._position is not None:
             self._position.computed(output)
@@ -178,7 +184,8 @@ class Driver:
 
     def run(self) -> None:
         """
-        Run the fit loop: train until all ranks have ended.
+        Run the fit loop. Return when all ranks have trained to the end. Replaces the method `run`
+        of Lightning's fit loop.
         """
         fit = self._trainer.fit_loop
         if self._session.incarnation > 0:
@@ -211,7 +218,8 @@ class Driver:
         """
         Write a checkpoint of Lightning under `place`, as `ModelCheckpoint` would write it now.
         """
-        # before the first step, this says only that the loop marks the ends of its steps
+        # before the first step, this call ends no step: it only tells tft that this loop marks the
+        # ends of its steps
         session.end_step()
         writer = Writer(place / f"step-{session.step - 1}.ckpt")
         try:
@@ -224,7 +232,8 @@ class Driver:
 
     def _train(self, session: Session) -> None:
         self._begun.touch()
-        # before the first step, this says only that the loop marks the ends of its steps
+        # before the first step, this call ends no step: it only tells tft that this loop marks the
+        # ends of its steps
         session.end_step()
         try:
             self._steps()
@@ -288,8 +297,9 @@ class Driver:
 
     def _go_back(self) -> bool:
         """
-        Restore the state from which all ranks continue. Return True if they continue within an
-        epoch, after a batch.
+        Restore the state from which all ranks continue. Return True if the loop must continue right
+        after the optimizer step of a batch. Return False if it must begin with the first step,
+        because no step is complete.
         """
         assert self._position is not None
         session, trainer = self._session, self._trainer
@@ -368,8 +378,9 @@ class Driver:
 
 def _complete(progress: Any) -> None:  # Any: the counters of the optimizer have no types here
     """
-    Count an optimizer step as complete. Its gradients have been set to zero once: this may have
-    happened after the counters were noted.
+    Count an optimizer step as complete in `progress`, Lightning's counters. Gradients are set to
+    zero once in each step, perhaps after the counters were noted. So set the counters of zeroing to
+    those of complete steps.
     """
     progress.step.increment_completed()
     for zeroed, step in (

@@ -1,6 +1,7 @@
 """
-The loaders of the validations within `trainer.fit`. A validation that is repeated, or that another
-process makes, must read and draw as the first one would have.
+The data loaders of the validations within `trainer.fit`. After an incident a validation may run
+again, also in a replacement process. It must then read the same items, and draw the same random
+numbers, as without the incident.
 """
 
 from operator import is_
@@ -19,7 +20,8 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 
 def watch(loader: object, watched: Watched) -> None:
     """
-    Watch the objects that `loader`, a validation loader, uses, before the sanity check reads it.
+    Note the objects that `loader` uses, such as its dataset, so that changes of their attributes
+    are found. `loader` is a validation loader that the sanity check has not read yet.
     """
     if isinstance(loader, DataLoader) and _OWNERS not in vars(loader):
         vars(loader)[_OWNERS] = Owners(loader, watched, lenient=True)
@@ -27,8 +29,9 @@ def watch(loader: object, watched: Watched) -> None:
 
 def set_up(trainer: Trainer) -> None:
     """
-    Make the validation loaders in a replacement process. Otherwise the sanity check makes them, but
-    a replacement process may skip it. Later, making them would let the ranks wait for each other.
+    Make the validation loaders in a replacement process, which may skip the sanity check that
+    usually makes them. They are made now, before training, because making them uses collectives in
+    which the other ranks would not take part later.
     """
     if trainer.enable_validation:
         trainer.validating = True
@@ -38,8 +41,8 @@ def set_up(trainer: Trainer) -> None:
 
 def noted_evaluations(loop: Any) -> list[dict[str, Any] | None] | None:
     """
-    Return the states of the loaders of `loop`, the loop of the validations. Return None if they do
-    not exist yet.
+    Return the states of the loaders of `loop`, the loop of the validations. Return None if the
+    loaders do not exist yet.
     """
     if loop._combined_loader is None:
         return None
@@ -48,7 +51,8 @@ def noted_evaluations(loop: Any) -> list[dict[str, Any] | None] | None:
 
 def restore_evaluations(loop: Any, noted: list[dict[str, Any] | None] | None) -> None:
     """
-    Restore a result of `noted_evaluations` of this process or another one.
+    Restore the loaders of `loop` to `noted`, a result of `noted_evaluations` of this process or
+    another one.
     """
     if noted is None:
         loop._combined_loader = None
@@ -60,14 +64,16 @@ def restore_evaluations(loop: Any, noted: list[dict[str, Any] | None] | None) ->
 
 class Evaluations:
     """
-    Notes the states of these loaders once, and again when they may have changed: after a
-    validation, when an epoch begins, and when an object that they use got another value for an
-    attribute. Between validations, each step would otherwise pay for all of them.
+    Notes the states of the validation loaders for the rank-local state of each step. To save time,
+    the states are read again only when they may have changed: after a validation, when an epoch
+    begins, and when an attribute of an object that a loader uses has another value. All other steps
+    use the noted states.
     """
 
     def __init__(self, loop: Any) -> None:
         """
-        Take the place of `run` of `loop`, the loop of the validations.
+        Replace the method `run` of `loop`, the loop of the validations, by one that calls `renew`
+        after each validation.
         """
         self._loop = loop
         self._noted: tuple[list[dict[str, Any] | None] | None] | None = None
@@ -84,7 +90,7 @@ class Evaluations:
 
     def noted(self) -> list[dict[str, Any] | None] | None:
         """
-        Return the states of the loaders. Return None if they do not exist yet.
+        Return the states of the validation loaders. Return None if the loaders do not exist yet.
         """
         present = self._attributes()
         same = len(present) == len(self._seen) and all(map(is_, present, self._seen))
@@ -100,7 +106,8 @@ class Evaluations:
 
     def restore(self, noted: list[dict[str, Any] | None] | None) -> None:
         """
-        Restore a result of `noted` of this process or another one.
+        Restore the validation loaders to `noted`, a result of the method `noted` of this process or
+        another one.
         """
         self.renew()
         restore_evaluations(self._loop, noted)
@@ -129,8 +136,9 @@ def _restore(loader: Any, noted: dict[str, Any]) -> None:
     if not noted["made"]:
         loader._iterator = None
     elif loader._iterator is None:
-        # An iterator with persistent workers draws random numbers once, when it is made. Make it
-        # now, and restore the generators and states that this changes.
+        # An iterator with persistent workers draws random numbers only when it is made, which it
+        # was when the states were noted. So make it now, and undo what this changes: the generators
+        # of the process and the states of the loader's objects.
         drawn = generators()
         loader._iterator = loader._get_iterator()
         restore(drawn)

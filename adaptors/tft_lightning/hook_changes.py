@@ -1,6 +1,7 @@
 """
-Finds a hook `on_before_optimizer_step` that changes parameters. It runs before the update window,
-because it may have collectives, such as those of `self.log(..., sync_dist=True)`.
+Finds hooks `on_before_optimizer_step` that change parameters, which they must not do: this hook
+runs before the update window. It cannot run in the window, because it may use collectives, for
+example in `self.log(..., sync_dist=True)`.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ _SENTENCE = (
 
 class HookChanges:
     """
-    Compares the parameters before and after the hook, in audited steps.
+    Compares the parameters before and after the hook `on_before_optimizer_step`, in those steps
+    that the session audits.
     """
 
     def __init__(self, session: Session, trainer: Trainer) -> None:
@@ -34,7 +36,8 @@ class HookChanges:
     @contextmanager
     def seen(self) -> Iterator[None]:
         """
-        Report the hook if it changes parameters within the `with` block.
+        Report the hook to the session if parameters change within the `with` block, which runs the
+        hook.
         """
         if not self._session.audited or not self._is_there():
             yield

@@ -1,6 +1,7 @@
 """
-The attributes of the user's objects in a Lightning training: the module, its submodules, the data
-module and the callbacks. Those that Lightning and torch set are left alone.
+Keeps attributes of the user's objects in a Lightning training: the module, its submodules, its
+metrics and the data module. Attributes that classes of Lightning and torch set are not kept here:
+what is needed of them is kept in other ways.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +22,11 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 
 _FRAMEWORKS = frozenset({"torch", "lightning", "torchmetrics"})
 _ROOM = 2 * LIMIT
-"""The most bytes of the attributes that have changed since the start of the training."""
+"""The most bytes that all changed attributes together may have in the rank-local state. Attributes
+beyond this limit are not kept."""
 _LATER = frozenset({"forward", "_hparams_initial", "_hparams_name", "_is_full_backward_hook"})
-"""Attributes that frameworks set from outside."""
+"""Names of attributes that frameworks set on the user's objects from code outside of the objects'
+classes. A search through the base classes does not find them."""
 
 
 def _framework(kind: type) -> bool:
@@ -39,8 +42,9 @@ def is_native(owner: object) -> bool:
 
 def frameworks_own(owner: object) -> frozenset[str]:
     """
-    Return the names of the attributes of `owner` that classes of a framework set, which are among
-    the bases of its class.
+    Return the names of the attributes of `owner` that a framework sets, not the user: those set by
+    base classes of `owner`'s class that belong to a framework, and those that frameworks set from
+    code outside of these classes.
     """
     kind: Any = type(owner)
     return _set_by_frameworks(kind)
@@ -56,13 +60,14 @@ def _set_by_frameworks(kind: type) -> frozenset[str]:
         if _framework(base) and base is not nn.Module:
             with suppress(OSError, TypeError):  # a class that was made while running has no source
                 found |= set_by(base)
-    return frozenset(found - {"_hparams"})  # the script may change these
+    return frozenset(found - {"_hparams"})  # kept, because the script may change hyperparameters
 
 
 def _left_alone(owner: Any) -> frozenset[str]:
     """
-    Return the names of the attributes of `owner` that are not kept, or in other ways. Of a metric
-    these are its states and what the class `Metric` sets.
+    Return the names of the attributes of `owner` that this module must not keep, because they
+    belong to a framework or are kept in other ways. Those of a metric are its states, and the
+    attributes that the class `Metric` sets.
     """
     if isinstance(owner, MetricCollection):
         return frozenset(vars(nn.Module()))
@@ -73,7 +78,8 @@ def _left_alone(owner: Any) -> frozenset[str]:
 
 def held_metrics(callbacks: Iterable[Any]) -> Iterator[tuple[str, nn.Module]]:
     """
-    Yield the metrics and collections of metrics that callbacks have as attributes, with their parts.
+    Yield the metrics and collections of metrics that callbacks have as attributes, and their
+    submodules, each with a name.
     """
     for number, callback in enumerate(callbacks):
         for name, value in list(vars(callback).items()):
@@ -83,14 +89,19 @@ def held_metrics(callbacks: Iterable[Any]) -> Iterator[tuple[str, nn.Module]]:
 
 class KeptAttributes:
     """
-    Keeps the changes of four kinds of attributes: those of the module that begin with an
-    underscore, those of its submodules, those of metrics that are no states, and those of the
-    data module. Finds the attributes that change and cannot be kept.
+    Keeps changed attributes in the rank-local state:
+
+    - those of the module whose names begin with an underscore;
+    - those of its submodules and of the data module;
+    - those of metrics, except for the states of a metric.
+
+    Also finds attributes that change and are not kept.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         """
-        Begin before the sanity check, which a later replacement process leaves out.
+        Note the attributes as they are now. Must be called before the sanity check, because a
+        replacement process leaves the sanity check out, and must begin with the same attributes.
         """
         module = trainer.lightning_module
         self._device = module.device
@@ -110,9 +121,11 @@ class KeptAttributes:
         data: Iterable[tuple[object, Changes, frozenset[str]]] = (),
     ) -> None:
         """
-        Look for attributes that are not kept. `public` keeps the other attributes of the module,
-        and those in `callbacks` the attributes of the callbacks. `data` has the objects behind
-        loaders, each with what keeps its attributes, and the names of those to leave alone.
+        Begin to look for attributes that change and are not kept.
+
+        `public` keeps the attributes of the module without an underscore. `callbacks` has each
+        callback with the object that keeps its attributes. `data` has the same for each object that
+        a loader uses, and the names of attributes to leave out.
         """
         for owner, changes, but in data:
             self._unkept.watch(owner, changes.keeps, but)
@@ -126,7 +139,8 @@ class KeptAttributes:
 
     def noted(self) -> dict[str, Any]:
         """
-        Return what has changed, by object.
+        Return the changed attributes of each object, as `Changes.noted` returns them, by the name
+        of the object. Objects without a change are left out.
         """
         found, room = {}, _ROOM
         for name, changes in self._changes.items():
@@ -140,8 +154,9 @@ class KeptAttributes:
 
     def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
-        Restore a result of `noted` of this process or another one, after `placed`. Pass the same
-        `filled` for all owners that are put back together.
+        Restore the attributes to `noted`: a result of the method `noted` of this process or another
+        one, from which `placed` has made values again. Pass the same dict `filled` for all objects
+        that are restored together (see `Attributes.put_back`).
         """
         filled = {} if filled is None else filled
         for name, changes in self._changes.items():
@@ -149,8 +164,9 @@ class KeptAttributes:
 
     def report(self, session: Session) -> None:
         """
-        Report the attributes that have changed since the last call and are not kept. Those that
-        have grown too large are reported in any step, the others only in an audited one.
+        Report attributes that have changed since the last call and are not kept. An attribute that
+        has become too large is reported after any step, all other attributes only after a step that
+        the session audits.
         """
         for name in self._large:
             for grown in self._changes[name].grown():
@@ -168,8 +184,9 @@ def _either(underscored: Changes, public: Attributes) -> Keeps:
 
 def _objects(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     """
-    Yield the module, its submodules of the user's classes, its metrics and those of callbacks, and the
-    data module. Other parts of metrics are left out.
+    Yield the objects whose attributes are kept, by name: the module, its submodules of the user's
+    classes, the metrics of the module and of callbacks, and the data module. Submodules of metrics
+    are left out unless they are metrics themselves.
     """
     module = trainer.lightning_module
     yield "module", module

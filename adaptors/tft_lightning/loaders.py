@@ -1,6 +1,6 @@
 """
-The training data loader with a position: it can go back to a batch of the present epoch, or begin in
-the middle of an epoch.
+Gives the training data loader a position, so that it can go back to a batch of the present epoch,
+or begin in the middle of an epoch in a replacement process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ def positioned(
     loader: Any, epoch: Callable[[], int], watched: Watched
 ) -> Any:  # Any: DataLoader or what Lightning takes
     """
-    Give `loader` a `Reader`, and return it. The loader stays the same object with the same type for
-    `isinstance`. `epoch` returns the present epoch. `watched` watches the objects that it
-    uses.
+    Make `loader` read its batches through a new `Reader`, and return `loader`. It stays the same
+    object, and `isinstance` with its class stays True. `epoch` returns the present epoch. `watched`
+    notes the attributes of the objects that the loader uses.
 
     Raises `UsageError` if `loader` is no `DataLoader`.
     """
@@ -90,8 +90,8 @@ class Reader:
         """The states that `load` has received. They are restored when the next iterator begins.
         None: nothing is to be restored."""
         self._last: Mapping[str, Any] | None = None
-        """The loaded states from after the last batch of a step. They are restored when this batch
-        was read again."""
+        """The states, received by `load`, that the loader's objects had at the end of a step. They
+        are restored after the last batch of that step was read again."""
         self._seek: tuple[int, bool] | None = None
 
     def begin(self, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -125,15 +125,16 @@ class Reader:
         return self._live.batches(first or 0)
 
     def _reaches(self, first: int, again: bool) -> bool:
-        # the iterator that a replacement has made before training has not read the last batch: it
-        # would read it with what the loader's objects are behind the step
+        # With `again`, the iterator must have read batch `first` already. A new iterator, such as
+        # that of a replacement process, would read this batch now, when the loader's objects
+        # already have their state of the end of the step.
         live = self._live
         return live is not None and live.reaches(first, self._epoch(), read=again)
 
     def was_read_again(self) -> None:
         """
-        Restore the random generators that dataset and collate function use to their state after the
-        step, because the last batch of the step was read again.
+        Restore the objects that read items, such as dataset and collate function, to their state at
+        the end of the step. Called when the last batch of the step was read again.
         """
         if self._last is not None:
             self.owners.put_back(self._last, samplers=False)
@@ -146,8 +147,8 @@ class Reader:
 
     def seek(self, first: int, *, again: bool = False) -> None:
         """
-        Let the next iterator begin with batch `first` of the epoch. With `again`, this is the last
-        batch of a step that is complete.
+        Make the next iterator begin with batch `first` of the epoch. Pass `again=True` if `first`
+        is the last batch of a complete step, which is read again because callbacks get this batch.
         """
         self._seek = first, again
 
@@ -160,8 +161,8 @@ class Reader:
 
     def state(self, last: int) -> dict[str, Any]:
         """
-        Return what another process needs to make the same iterator. `last` is the number of the last
-        batch of the step.
+        Return the state from which another process can make an iterator that yields the same
+        further batches. `last` is the number of the last batch of the step.
         """
         live = self._live
         before = None if live is None else live.before(last)
@@ -170,11 +171,11 @@ class Reader:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Store a result of `state`. It is restored when the next iterator begins.
+        Store `state`, a result of the method `state`. The next call of `begin` restores it.
         """
         self._before = {name: kept for name, kept in state.items() if name in ("iterator", "first")}
         self._loaded = {name: state[name] for name in ("last", "now")}
-        # a checkpoint of an earlier version has none
+        # a checkpoint of an earlier version of tft has no entry `ahead`
         self._loaded["ahead"] = state.get("ahead", ())
 
     def _rebuilt(self, first: int, make: Callable[[], Iterator[Batch]]) -> "_Live":
@@ -186,13 +187,15 @@ class Reader:
 
     def _begun_anew(self, first: int, make: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
         """
-        Return an iterator over the present epoch from batch `first` on, which draws the numbers
-        again that were drawn when the epoch began.
+        Return an iterator over the present epoch from batch `first` on. The sampler draws the same
+        order of batches as when the epoch began, because the states of that moment are restored
+        first.
         """
         loader, before = self.loader, self._before
         if "iterator" in before:
             self.owners.restore(before["iterator"])
-        # before the first batch was read, the sampler has drawn nothing
+        # Without worker processes, the sampler draws the order when the first batch is read. So the
+        # states from just before that are restored, too.
         first_read = None if loader.num_workers else before.get("first")
         if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             whole = make()
@@ -224,18 +227,21 @@ class _Live:
         read, and a seal that tells whether it was changed since."""
 
         self._draws: dict[int, Any] = {}
-        """The generators of the process before batches that another process has read already."""
+        """By number of a batch that another process has read already: the states that the random
+        generators of that process had before it read the batch."""
 
     def draws_again(self, first: int, drawn: Sequence[Any]) -> None:
         """
-        Read the batches from `first` on with the generators of the process in the states `drawn`.
+        Restore the random generators of the process before each batch from `first` on is read.
+        `drawn` has their state for each of these batches.
         """
         self._draws = {first + at: each for at, each in enumerate(drawn) if each is not None}
 
     def reaches(self, first: int, epoch: int, *, read: bool) -> bool:
         """
-        Return True if the batches of `epoch` from `first` on can be had from this iterator. With
-        `read`, only if it has read batch `first`.
+        Return True if this iterator can yield the batches of `epoch` from `first` on: it keeps them
+        unchanged, or has not read them yet. With `read=True`, return True only if it has read batch
+        `first`.
         """
         if epoch != self._epoch or first + read > self._next:
             return False
@@ -255,8 +261,8 @@ class _Live:
 
     def ahead(self, number: int) -> list[Any]:
         """
-        Return the generators of the process before each batch was read that is behind batch
-        `number`.
+        Return the states that the random generators of the process had before each of those batches
+        was read that come after batch `number` and were read ahead.
         """
         read = (self._kept[each] for each in range(number + 1, self._next))
         return [before["drawn"] for _, before, _, _ in read]
@@ -266,7 +272,8 @@ class _Live:
         Yield the batches from `first` on.
         """
         number, owners = first, self._reader.owners
-        # workers read ahead, so what the generators are then says nothing about a batch
+        # worker processes read batches ahead, so the states that the objects have when a batch is
+        # taken do not belong to this batch, and are not noted
         alone = not self._reader.loader.num_workers
         while True:
             if number in self._kept:
@@ -293,8 +300,9 @@ class _Live:
 
 class _Seal:
     """
-    Tells whether a batch is as it was read: the same tensors at the same places, not changed in
-    place. An object of another kind, whose changes cannot be seen, counts as changed.
+    Tells whether a batch is still as it was read: it has the same tensors at the same places, and
+    none of them was changed in place. A batch with an object whose changes cannot be noticed counts
+    as changed.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -321,7 +329,7 @@ class _Seal:
 
 class _Rest:
     """
-    The lists of a batch sampler from a given batch on.
+    Yields the lists of indices that a batch sampler yields, from batch number `first` on.
     """
 
     def __init__(self, sampler: Any, first: int) -> None:  # Any: any iterable of lists of indices

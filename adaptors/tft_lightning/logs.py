@@ -1,6 +1,6 @@
 """
-The loggers of the trainer. A replacement process continues the logs of its predecessor, and what was
-logged before an incident is not logged again.
+The loggers of the trainer. A replacement process continues the logs of the lost process. Rows that
+were logged before an incident are not logged again when their step is repeated.
 """
 
 import csv
@@ -18,16 +18,17 @@ _KEPT = ".kept"
 
 class LogLedger:
     """
-    Counts the calls of `log_metrics` of all loggers, and skips those that were delivered before.
+    Counts the calls of `log_metrics` of all loggers, and skips calls whose row was written before.
 
-    After an incident the loop goes on at the end of a step, so it makes the same calls in the same
-    order again. A call is known by the step that is computed at that time, and by its number in it.
+    After an incident the loop continues at the end of a step, so it makes the same calls in the
+    same order again. A call is identified by two numbers: the step that is computed at the time of
+    the call, and how many calls were made before it in this step.
     """
 
     def __init__(self, run_dir: Path, rank: int, step: Callable[[], int]) -> None:
         """
-        Read what earlier processes of the rank have delivered. `step` returns the step that is
-        being computed, 0 before training.
+        Read which call was the last one that an earlier process of rank 0 has passed on. `step`
+        returns the step that is being computed, 0 before training.
         """
         self._path = run_dir / "lightning" / "logged"
         self._step = step
@@ -48,7 +49,8 @@ class LogLedger:
 
     def ends(self) -> None:
         """
-        Pass on all later calls, because the training is complete on all ranks: no call comes again.
+        Pass on all later calls without counting them. The training is complete on all ranks, so no
+        step and no call will be repeated.
         """
         self._over = True
 
@@ -73,7 +75,8 @@ class LogLedger:
 
     def _note(self, logger: Logger, step: int, number: int) -> None:
         if self._writes:
-            # write the row now: from the next line on, no process writes it again
+            # make the logger write the row to its file before the call is noted: once the call is
+            # noted, no process makes it again
             logger.save()
             self._delivered = (step, number)
             draft = self._path.with_suffix(f".{os.getpid()}")
@@ -83,9 +86,10 @@ class LogLedger:
 
 def continue_log(logger: Logger, agree: Callable[[Any], Any], incarnation: int, run: str) -> None:
     """
-    Let `logger` use the same directory, or the same run of wandb, in all processes of the job.
-    `agree` returns the value of rank 0 when the job was started. `incarnation` is the number of
-    this process of the rank. `run` is the identifier of a run that the script has not named.
+    Make `logger` use the same directory, or the same run of wandb, in all processes of the job.
+    `agree` takes the value of this rank, and returns the value that rank 0 had when the job was
+    started. `incarnation` is the number of this process of the rank. `run` is the identifier for a
+    run of wandb, if the script has given it none.
 
     A CSV file that an earlier process has begun is continued. Lightning alone would remove it.
     """

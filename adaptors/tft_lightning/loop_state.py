@@ -43,7 +43,8 @@ def restore_loops(trainer: Trainer, noted: Mapping[str, Any]) -> None:
     trainer.accumulate_grad_batches = noted["accumulate"]
     connector = trainer._logger_connector
     for name, value in noted["connector"].items():
-        # new dicts each time, because Lightning hands the present ones out to the user
+        # use a copy of the noted dict, because Lightning gives the dicts in its connector to the
+        # user, who may change them
         setattr(connector, name, dict(value) if isinstance(value, dict) else value)
     put_back(trainer.fit_loop.epoch_loop.val_loop, {"_seen_batches_per_dataloader": noted["seen"]})
     trainer.training = True

@@ -1,5 +1,6 @@
 """
-What `training_step` has returned in the last step that is complete, as a replacement process has it.
+Keeps what `training_step` returned in the last complete step, because a replacement process must
+pass it to callbacks. Values that are too large are not kept.
 """
 
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
@@ -91,7 +92,7 @@ class PartialOutput(dict[Any, Any]):
 
     def keys(self) -> Any:  # Any: not the type that a dict has
         """
-        Return all names.
+        Return the names of all values, also of those that were left out.
         """
         return KeysView(self)
 
@@ -110,6 +111,6 @@ class PartialOutput(dict[Any, Any]):
 
     def copy(self) -> dict[Any, Any]:
         """
-        Return a dict with all parts.
+        Return an ordinary dict with all values. Raises `UsageError` if a value was left out.
         """
         return dict(self.items())

@@ -1,7 +1,7 @@
 """
-The objects that a loader uses: dataset, sampler, batch sampler and collator. Their random
-generators and their plain attributes (numbers, texts, tensors and containers of them) are
-rank-local state.
+Keeps the state of the objects that a data loader uses: dataset, sampler, batch sampler and collate
+function. Their random generators and their plain attributes (numbers, texts, tensors and containers
+of them) are rank-local state.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ class Watched:
 
     def __init__(self, device: torch.device) -> None:
         """
-        Tensors that were on a device are put back on `device`.
+        When attributes are restored, tensors that were on a device are put on `device`.
         """
         self.device = device
         self._found: dict[int, tuple[object, Changes, frozenset[str]]] = {}
@@ -61,8 +61,9 @@ class Watched:
 
     def of(self, owner: object) -> Changes | None:
         """
-        Return the object that watches the attributes of `owner`. The first call makes it. Return
-        None for an object of a framework, and for one that is kept in other ways.
+        Return the `Changes` that watches the attributes of `owner`. The first call for `owner`
+        makes it. Return None if the class of `owner` belongs to a framework, or if the state of
+        `owner` is kept in other ways.
         """
         if not hasattr(owner, "__dict__") or isinstance(owner, _LEFT) or is_native(owner):
             return None
@@ -81,8 +82,8 @@ class Watched:
 
     def report(self, session: Session) -> None:
         """
-        Report the attributes that have grown too large since the last call, and the random
-        generators that cannot be read.
+        Report to the session what is not kept: attributes that have become too large since the last
+        call, and random generators whose state cannot be read.
         """
         while self._unread:
             name, unread = self._unread.pop()
@@ -94,21 +95,22 @@ class Watched:
 
     def leaves(self, unread: Iterable[tuple[object, str]]) -> None:
         """
-        Note random generators whose state cannot be read. `unread` has the object that has the
-        generator, and the name of the attribute.
+        Note random generators whose state cannot be read, for the next `report`. `unread` has for
+        each generator the object that has it as an attribute, and the name of the attribute.
         """
         self._unread |= {(type(owner).__name__, name) for owner, name in unread}
 
     def room(self, owners: "Owners") -> int:
         """
-        Return how many bytes the attributes of `owners` may have, with all copies. Copies may be
-        older, so what others had at most counts, and not what they have.
+        Return how many bytes the attributes of the loader `owners` may have, all copies together.
+        All loaders share `_ROOM`. For each other loader, the most bytes that it has ever had are
+        subtracted, because the state may have older copies of its attributes.
         """
         return _ROOM - sum(size for each, size in self._taken.items() if each is not owners)
 
     def take(self, owners: "Owners", size: int) -> None:
         """
-        Note that the attributes of `owners` have `size` bytes, with all copies.
+        Note that the attributes of the loader `owners` now have `size` bytes, all copies together.
         """
         self._taken[owners] = max(self._taken.get(owners, 0), size)
 
@@ -123,11 +125,13 @@ class Owners:
         self, loader: Any, watched: Watched, copies: int = 1, *, lenient: bool = False
     ) -> None:
         """
-        `copies` says how many results the rank-local state may have at once. Raises `UsageError` if
-        the state of a random generator cannot be read. With `lenient`, it is left and reported.
+        `copies` is how many results of `noted` or `states` the rank-local state may have at once.
+
+        Raises `UsageError` if the state of a random generator cannot be read. With `lenient=True`,
+        such a generator is not restored, and is reported instead.
         """
         self._watched, self._copies = watched, copies
-        # Lightning wraps a sampler of the user
+        # Lightning may have wrapped the user's sampler in its own: then `hidden` is the user's
         hidden = getattr(getattr(loader.sampler, "dataset", None), "_sampler", None)
         self._owned = Owned(loader, wrapped=hidden, lenient=lenient)
         self._samplers = _watched(self._owned.samplers, watched)
@@ -135,20 +139,22 @@ class Owners:
 
     def noted(self) -> dict[str, Any]:
         """
-        Return the present states of the random generators of this process, and of these objects.
+        Return the present states of the global random generators of this process, and of the
+        objects that the loader uses.
         """
         return {"drawn": packed(generators(owned=self._owned)), "kept": self._kept()}
 
     def restore(self, noted: Mapping[str, Any]) -> None:
         """
-        Restore everything to a result of `noted`.
+        Restore the global random generators and the loader's objects to a result of `noted`.
         """
         restore(unpacked(noted["drawn"]), owned=self._owned)
         self._put_back(noted["kept"], samplers=True)
 
     def states(self) -> dict[str, Any]:
         """
-        Return the present states of these objects.
+        Return the present states of the objects that the loader uses: their random generators and
+        their changed attributes.
         """
         owned = self._owned.states()
         self._watched.leaves(self._owned.unread())
@@ -156,14 +162,14 @@ class Owners:
 
     def attributes(self) -> Iterator[object]:
         """
-        Yield the values of all attributes of these objects.
+        Yield the values of all attributes of the objects that the loader uses.
         """
         for owner in (*self._owned.samplers.values(), *self._owned.readers.values()):
             yield from getattr(owner, "__dict__", {}).values()
 
     def put_back(self, states: Mapping[str, Any], *, samplers: bool = True) -> None:
         """
-        Restore the objects to a result of `states`. The samplers only if `samplers` is True.
+        Restore the objects to a result of `states`. Leave out the samplers if `samplers` is False.
         """
         self._owned.restore(states["owned"], samplers=samplers)
         self._put_back(states["kept"], samplers=samplers)

@@ -39,17 +39,20 @@ from tft_lightning.results import (
 Trainer = Any  # Lightning's own types are not visible to mypy here
 
 _CLOCKS = frozenset({"_last_time_checked", "_t0s"})
-"""Attributes of callbacks that are times of day, which mean nothing in another run."""
+"""Attributes of callbacks that are not kept, because they are readings of a clock of this machine.
+They mean nothing on another machine, or after a reboot."""
 _MODULE = frozenset(
     {"training", "prepare_data_per_node", "allow_zero_length_dataloader_with_multiple_devices"}
 )
 _PLACE = "\0logs"
-"""Stands for the directory of the logs, so that the state is the same wherever they are."""
+"""Stands for the directory of the logs in the texts of the state, so that the state is valid also
+if the logs are in another directory later."""
 
 
 class Position:
     """
-    The object `data` of `session.adopt`: it notes and restores the rank-local state.
+    The object that `session.adopt` gets as `data`: it notes and restores the rank-local state of a
+    Lightning training.
     """
 
     def __init__(self, trainer: Trainer, kept: KeptAttributes, watched: Watched) -> None:
@@ -85,8 +88,9 @@ class Position:
 
     def computed(self, output: Any) -> None:  # Any: what the user's training_step has returned
         """
-        Note what `training_step` has returned. Tensors are detached, so that nothing of the graph
-        stays. In the state, values that are large or not plain are left out.
+        Note what `training_step` has returned. The tensors are detached, so that they do not keep
+        the autograd graph in memory. Values that are large or not plain are left out of the
+        rank-local state.
         """
         self._stepping = True
         parts = self._trainer.accumulate_grad_batches
@@ -123,14 +127,14 @@ class Position:
 
     def epoch_begins(self) -> None:
         """
-        Read the states of the validation loaders again when they are needed next, because a hook
-        may have changed the datasets.
+        Note that an epoch begins. Hooks may then change the datasets of the validations, so the
+        states of the validation loaders are read again when they are needed next.
         """
         self._evaluations.renew()
 
     def report(self, session: Session) -> None:
         """
-        Report attributes that change and are not kept.
+        Report to the session the attributes of the user's objects that change and are not kept.
         """
         self._kept.report(session)
         self._watched.report(session)
@@ -160,7 +164,8 @@ class Position:
         restore_results(loop._results, state["results"], module)
         restart_results(loop.val_loop._results)
         restore_metrics(module, state["metrics"], trainer.callbacks)
-        # the loader and the validation loaders copy these values into the user's objects later
+        # Give these loaders the state as it was received, without `placed`: they call `placed` when
+        # they put the values into the user's objects later.
         self._reader.load(self._gone_back["loader"])
         if "evaluations" in self._gone_back:  # a checkpoint of an earlier version has none
             self._evaluations.restore(self._gone_back["evaluations"])
@@ -169,8 +174,9 @@ class Position:
 
     def batch_read_again(self) -> None:
         """
-        Put the attributes back once more, because the last batch was read again, with the hooks of
-        module and data module.
+        Restore the attributes of module and data module once more. The last batch was read again
+        since they were restored, and the hooks that were called for the batch may have changed
+        them.
         """
         noted = {name: self._gone_back[name] for name in ("module", "changed")}
         self._put_attributes_back(placed(noted, self._trainer.lightning_module.device), {})
@@ -203,7 +209,8 @@ class CallbackState:
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
-        # this callback notes every learning rate that it has logged, and reads none of them
+        # a LearningRateMonitor collects all learning rates that it has logged in `lrs`, but never
+        # reads them, so this growing list need not be kept
         grows = {"lrs"} if isinstance(callback, LearningRateMonitor) else set()
         self.attributes = Attributes(callback, _CLOCKS | grows)
         self._tells = is_overridden("state_dict", callback, parent=Callback)
@@ -226,12 +233,14 @@ class CallbackState:
 
     def put_back(self, noted: Mapping[str, Any], filled: Filled | None = None) -> None:
         """
-        Restore a result of `noted`. Pass the same `filled` for all callbacks.
+        Restore the callback to `noted`, a result of the method `noted`. Pass the same dict `filled`
+        for all callbacks (see `Attributes.put_back`).
         """
         if noted["state"]:
             self.callback.load_state_dict(dict(noted["state"]))
         self.attributes.put_back(noted["attributes"], filled)
         if isinstance(self.callback, ThroughputMonitor):
-            # it refuses batches and samples that it has counted already
+            # a ThroughputMonitor refuses counts of batches and samples that do not grow. After an
+            # incident the counts are smaller, so make it begin anew.
             for each in self.callback._throughputs.values():
                 each.reset()

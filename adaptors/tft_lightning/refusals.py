@@ -1,5 +1,6 @@
 """
-Refuses what a trainer may ask for and tft cannot do, with a sentence, before anything is changed.
+Refuses, before training begins, settings and callbacks of a trainer with which tft cannot make it
+fault tolerant.
 """
 
 from typing import Any
@@ -47,7 +48,8 @@ def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
     if any(isinstance(each, MetricTracker) for each in trainer.lightning_module.modules()):
         raise UsageError(
             "the LightningModule has a MetricTracker, which adds a metric to the module in each "
-            "increment, and a replacement process would not have them: log the values with self.log"
+            "increment, and a replacement process would not have these metrics: log the values "
+            "with self.log"
         )
     if trainer.reload_dataloaders_every_n_epochs:
         raise UsageError(
@@ -62,14 +64,14 @@ def refuse_unsupported(trainer: Trainer, strategy: Any, world: int) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, _REFUSED):
             raise UsageError(
-                f"the callback {type(callback).__name__} has state that is no plain value, or fits "
-                "several times, or changes what is trained, so a replacement process could not go on "
-                "with it: leave it out (max_time of the Trainer makes a Timer)"
+                f"the callback {type(callback).__name__} has state that is no plain value, or runs "
+                "several trainings, or changes which parameters are trained, so a replacement "
+                "could not continue with it: leave it out (max_time of the Trainer makes a Timer)"
             )
     if isinstance(getattr(strategy, "_checkpoint_io", None), AsyncCheckpointIO):
         raise UsageError(
-            "AsyncCheckpointIO writes checkpoints after their step, and a checkpoint of a process "
-            "that dies meanwhile would be missing: use another checkpoint plugin"
+            "AsyncCheckpointIO writes a checkpoint while later steps are trained, so it is missing "
+            "if the process dies meanwhile: use another checkpoint plugin"
         )
     if strategy._ddp_kwargs.get("static_graph"):
         raise UsageError(

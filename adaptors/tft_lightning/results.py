@@ -1,6 +1,7 @@
 """
-The metrics that a script logs with `self.log`, as rank-local state: what was added up so far in the epoch,
-the values of the last step, and the states of the torchmetrics in the model.
+Keeps the metrics that a script logs with `self.log` as rank-local state: the totals of the present
+epoch so far, the values of the last step, and the states of the torchmetrics in the model and in
+callbacks.
 """
 
 import builtins
@@ -38,8 +39,8 @@ def noted_results(results: Any) -> dict[str, Any]:  # Any: Lightning has no type
 
 def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None:
     """
-    Give the result collection of the module `module` the content that `noted_results` has returned,
-    in this process or in another, with its tensors in place (`placed`).
+    Give `results`, the result collection of the module `module`, the content `noted`: a result of
+    `noted_results` of this process or another one, from which `placed` has made values again.
     """
     for key in [key for key in results if key not in noted]:
         del results[key]
@@ -53,7 +54,8 @@ def restore_results(results: Any, noted: Mapping[str, Any], module: Any) -> None
 
 def restart_results(results: Any) -> None:
     """
-    Drop what an interrupted evaluation has added to its results.
+    Make `results`, the result collection of evaluations, empty as before an evaluation. An
+    evaluation that was interrupted may have added values to it.
     """
     results.clear()
     fresh = _ResultCollection(training=results.training)
@@ -78,7 +80,7 @@ def _noted(metric: Any) -> dict[str, Any]:
         "tensor": metric.is_tensor,
     }
     return {
-        # packed as one JSON text, because this takes less time
+        # one JSON text, because packing a text takes less time than packing its many values
         "about": json.dumps(about),
         "state": {
             **state,
@@ -141,7 +143,8 @@ def restore_metrics(
             )
             setattr(metric, state, moved)
         metric._update_count = noted[name]["count"]
-        # an interrupted `compute` may have replaced the states of this rank by the states of all
-        # ranks, and marked the metric as synchronized
+        # An interrupted `compute` may have replaced the states of this rank by those of all ranks,
+        # and marked the metric as synchronized. The states of this rank are restored now, so remove
+        # the mark.
         metric._computed = metric._cache = None
         metric._is_synced = False

@@ -36,7 +36,8 @@ Trainer = Any  # Lightning's own types are not visible to mypy here
 
 class Schedulers:
     """
-    All learning rate schedulers of the trainer as one object with state.
+    Joins the states of all learning rate schedulers of the trainer, because `session.adopt` takes
+    only one scheduler.
     """
 
     def __init__(self, schedulers: list[Any]) -> None:
@@ -89,8 +90,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
     @property
     def replacement(self) -> bool:
         """
-        True in a process that has taken the place of another one. A callback whose start hooks act
-        outside of the process can look at it.
+        True in a process that replaces a lost process of its rank. The hooks that Lightning calls
+        at the start run again there. So a hook that has an effect outside of the process, such as
+        sending a message, should do nothing if `replacement` is True.
         """
         return self._session.incarnation > 0
 
@@ -103,7 +105,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def setup_distributed(self) -> None:
         """
-        Number the ranks. tft forms the process groups later.
+        Tell Lightning the number of this rank and the number of ranks. Form no process groups,
+        because tft forms them later.
         """
         reset_seed()
         self.set_world_ranks()
@@ -111,7 +114,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def setup_environment(self) -> None:
         """
-        Set up what needs no process group, and let the loggers continue their logs.
+        Set up what needs no process group. Refuse trainers that tft cannot make fault tolerant, and
+        make the loggers continue the logs of an earlier process.
         """
         super().setup_environment()
         trainer = self.lightning_module.trainer
@@ -138,7 +142,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def setup(self, trainer: Trainer) -> None:
         """
-        Make the optimizers, and let tft drive the loops.
+        Make the optimizers, and replace the methods of the trainer's loops so that tft drives the
+        loops.
         """
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self._driver is not None:
@@ -164,7 +169,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def process_dataloader(self, dataloader: object) -> object:
         """
-        Give the training loader a position, and watch the loaders of the validations.
+        Make the training loader able to return to a position. Note the objects that the validation
+        loaders use.
         """
         trainer = self.lightning_module.trainer
         if self._driver is None or trainer.state.fn != TrainerFn.FITTING:
@@ -211,9 +217,9 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def _watch_outputs(self, driver: Driver) -> None:
         """
-        Let `driver` note what `training_step` returns. DDP calls it through the module, and tells
-        tft at the end of its own forward pass that this rank is about to contribute. So the output
-        must be noted before that.
+        Make `driver` note what `training_step` returns, by hooks on the module, through whose
+        forward pass Lightning calls `training_step`. DDP calls the module, and at the end of DDP's
+        own forward pass the rank-local state is captured. So the output must be noted before that.
         """
 
         def enters(module: Any, inputs: Any) -> None:
@@ -221,7 +227,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
         def leaves(module: Any, inputs: Any, output: Any) -> None:
             self._depth -= 1
-            # the training_step may call the module for its own purposes
+            # note only the output of the outermost call: within it, the user's training_step may
+            # call the module itself
             if self._inside and not self._depth and torch.is_grad_enabled():
                 driver.noted(output)
 
@@ -249,13 +256,15 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """
-        Wait for all ranks. Rank 0 may write a checkpoint meanwhile.
+        Wait for all ranks. The wait may take long without a fault, because rank 0 may write a
+        checkpoint meanwhile.
         """
         if self._driver is None:
             super().barrier(*args, **kwargs)
             return
         if "pre_setup" in (*args, *kwargs.values()) and not _distributed_is_initialized():
-            # rank 0 has prepared the data when it comes here
+            # Rank 0 comes here only when it has prepared the data. The other ranks wait here for a
+            # value of rank 0, and so for the data.
             self._agreed.value(None, "prepared")
         with self._driver.long():
             super().barrier(*args, **kwargs)
@@ -270,11 +279,12 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def _check(self) -> None:
         """
-        Wait until the device has carried out the last collective. Raises an exception if it may
-        have been aborted: a row of a logger is not written a second time, so it must not have a
-        wrong result.
+        Wait until the device has carried out the last collective. Raise an exception if the
+        collective may have been aborted, because its result is then wrong: a logger would write
+        this result, and would not write the row again when the step is repeated.
 
-        The update window checks what `training_step` computes.
+        Do nothing within `training_step`, because the update window makes this check for what
+        `training_step` computes.
         """
         if self._driver is not None and self._driver.computing() and not self._inside:
             self._session.synchronize()
@@ -300,7 +310,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """
-        Return what the ranks decide together. Before there are process groups, return `decision`.
+        Return whether all ranks have decided True, or with `all=False` whether any rank has. Before
+        there are process groups, return `decision` of this rank.
         """
         if _distributed_is_initialized():
             return bool(super().reduce_boolean_decision(decision, all))
@@ -308,7 +319,8 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """
-        Return the tensors of all ranks. Before there are process groups, all ranks count as equal.
+        Return the tensors of all ranks. Before there are process groups, return this rank's own
+        tensor once for each rank.
         """
         if _distributed_is_initialized():
             found = super().all_gather(tensor, group, sync_grads)
