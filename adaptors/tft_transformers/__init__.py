@@ -1,5 +1,6 @@
 """
-The adaptor for Transformers. It stands on the adaptor for PyTorch.
+The adaptor for Transformers. It makes a `Trainer` fault tolerant, and uses the adaptor for PyTorch.
+A script calls it like this:
 
     import tft_transformers
 

@@ -10,7 +10,7 @@ from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will 
 from tft.spi import hookimpl
 
 
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
+@hookimpl  # type: ignore[no-redef]  # replaces the hook that was imported with *
 def tft_preload() -> None:
     # imported here, because only a process that preloads modules needs the module `preload`
     from tft_transformers.preload import preload

@@ -1,5 +1,6 @@
 """
-What `tft run` says about a script with a Trainer that was not prepared.
+What `tft run` says about a script that trains with a `Trainer` of Transformers, but does not call
+`tft_transformers.prepare`.
 """
 
 ADVICE = (

@@ -1,9 +1,10 @@
 """
-The batches of the Trainer's loader, with an exact position: `Source`.
+Reads the batches of the Trainer's data loader with an exact position. The class `Source` does this
+in the place of accelerate's loader.
 
-accelerate's loader reads one batch ahead, and its position cannot be restored without reading all
-batches before it. `Source` reads the same batches in the same order, one ahead, and begins at any
-position without reading an earlier item.
+accelerate's loader reads one batch ahead. It can return to a position only if it reads all batches
+before that position again. `Source` reads the same batches in the same order, and also one batch
+ahead, but can begin at any position without reading earlier items.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,8 @@ class Position:
     ahead: bytes = b""
     """The packed states of the random generators before the next batch was read ahead."""
     kept: Mapping[str, Any] = field(default_factory=dict)
-    """The attributes of the loader's objects at both times, under `began` and `ahead`."""
+    """The changed attributes of the objects that the loader uses: under `began` those at the
+    beginning of the epoch, under `ahead` those before the next batch was read ahead."""
 
 
 class Source:
@@ -57,8 +59,9 @@ class Source:
                 "get_train_dataloader return self.accelerator.prepare(DataLoader(...))"
             )
         if loader.base_dataloader.persistent_workers:
-            # workers that are kept draw no seed at the beginning of an epoch, and those of a new
-            # process do
+            # A loader draws a seed for its workers when it starts them. Persistent workers are
+            # started only once, but a replacement process starts its workers in a later epoch, and
+            # would draw one more seed.
             raise UsageError(
                 "the train dataloader keeps its workers from one epoch to the next, and then a new "
                 "process draws other random numbers: set dataloader_persistent_workers=False"
@@ -70,7 +73,8 @@ class Source:
 
     def begin(self, epoch: int, taken: int) -> None:
         """
-        Go to the batch number `taken` of an epoch, which no rank has begun yet.
+        Go to the batch number `taken` of the epoch `epoch`. No rank may have begun this epoch in
+        this job, so its order of batches is not drawn yet.
         """
         self.position = Position(epoch, taken)
 
@@ -130,9 +134,11 @@ class Source:
 
     def _reopened(self, here: Position) -> "_Open":
         """
-        Read again from a position in an epoch that has begun. The order of the epoch is drawn with
-        the generators and objects of its beginning, and the first batch with those of its first
-        reading. The generators and objects themselves keep their state.
+        Begin to read at the position `here` in an epoch that was begun before, and read the first
+        batch. To get the same batches as before, restore generators and objects for a moment: to
+        their states of the beginning of the epoch while the order of batches is drawn, then to
+        those of the first reading of this batch while it is read. Afterwards restore their present
+        states.
         """
         present, kept = self.owners.drawn(), here.kept.get("began", {})
         try:
@@ -149,8 +155,9 @@ class Source:
 
     def _before_batch(self) -> None:
         """
-        Restore the generators and objects with which the batch at the position was read first. Its
-        sampler has drawn its own numbers already.
+        Restore the generators and objects to the states with which the batch at the position was
+        read for the first time. Leave out samplers, because they have drawn the numbers for this
+        batch already.
         """
         here = self.position
         if here.ahead:
@@ -169,7 +176,7 @@ class Source:
 @dataclass(slots=True)
 class _Open:
     """
-    An epoch that is being read. `ahead` is the batch number `taken`.
+    An epoch that is being read. `ahead` is the batch that was read ahead, with the number `taken`.
     """
 
     epoch: int = -1
@@ -189,8 +196,9 @@ class _Open:
 
 class _Restoring:
     """
-    A batch sampler that calls `restores()` before batch number `first`. So the items of that batch
-    draw the same numbers as when they were read first.
+    A batch sampler that calls `restores()` right before it yields the indices of batch number
+    `first`. `restores` restores random generators, so that the items of that batch draw the same
+    numbers as when they were read for the first time.
     """
 
     def __init__(self, sampler: Any, first: int, restores: Callable[[], None]) -> None:

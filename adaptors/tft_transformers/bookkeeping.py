@@ -2,8 +2,9 @@
 The Trainer's bookkeeping: its `TrainerState` and `TrainerControl`, the state of its callbacks, and
 its totals of losses and floating-point operations.
 
-All of it is handed over to tft among `others`. It must be equal on all ranks there, and it must be
-that of the end of the last step, although the Trainer changes it before the next update window.
+tft gets the bookkeeping as one of the `others` of `session.adopt`. Such state must be equal on all
+ranks, and must not change before the next update window. But the Trainer changes its bookkeeping
+earlier. So this module notes the bookkeeping at the end of each step, and gives tft the noted one.
 """
 
 import json
@@ -34,10 +35,11 @@ class Bookkeeping:
     """
     Notes the bookkeeping of a Trainer at the end of each step, and restores it.
 
-    - Entries of the log differ between ranks, because they contain times. So ranks agree on the
-      entries of one rank, in the next step. Until then, entries are not part of `state_dict`.
-    - Totals of losses belong to each rank. Before each update, the ranks exchange them, so that no
-      rank needs another one at the end of the step, when the totals are logged.
+    - New entries of the log differ between ranks, because they contain times. In the next step, all
+      ranks copy the entries of one rank. Until then, `state_dict` has only those values of new
+      entries that are equal on all ranks.
+    - Each rank adds up its own losses. The ranks exchange these totals before each update window.
+      So at the end of the step, when the totals are logged, no rank needs to wait for another.
     """
 
     def __init__(self, trainer: Any, rank: int, world: int) -> None:
@@ -113,7 +115,8 @@ class Bookkeeping:
 
     def logged_last(self) -> dict[str, Any] | None:
         """
-        Return what the Trainer has logged at the end of the last step, and None if it has not.
+        Return the log entry with the loss that the Trainer has made at the end of the last step,
+        without its step number. Return None if the Trainer has logged no loss then.
         """
         entries = [*self._ended["log"], *self._ended["pending"]]
         for entry in reversed(entries):
@@ -123,8 +126,9 @@ class Bookkeeping:
 
     def settle(self, *, told: bool = False) -> None:
         """
-        Put the bookkeeping of the end of the last step into the Trainer. `told` is True if
-        callbacks were already called for the log entries on which the ranks have not agreed yet.
+        Put the bookkeeping of the end of the last step into the Trainer. Pass `told=True` if this
+        rank's callbacks were already called for the log entries on which the ranks have not agreed
+        yet.
         """
         self._told = told
         ended, trainer = self._ended, self._trainer
@@ -157,7 +161,8 @@ class Bookkeeping:
 
     def noted(self) -> _Plain:
         """
-        Return the present bookkeeping, for `put_back`.
+        Return a copy of the present bookkeeping, which `put_back` can restore when an operation is
+        repeated in this process.
         """
         trainer = self._trainer
         totals = {name: getattr(trainer, name, 0) for name in (*_TOTALS, "current_flos")}
@@ -209,8 +214,9 @@ class Bookkeeping:
 
     def agree(self) -> None:
         """
-        Copy the newest log entries from the first rank that has all of them. The method uses
-        collectives, so all ranks must call it at the same place.
+        Replace the log entries on which the ranks have not agreed yet by those of the first rank
+        that has all of them. The method uses collectives, so all ranks must call it at the same
+        place of the step.
         """
         trainer = self._trainer
         own = trainer.state.log_history[self._agreed :]
@@ -295,9 +301,9 @@ def _broadcast(
     entries: Sequence[Mapping[str, Any]], source: int, rank: int, device: torch.device
 ) -> list[dict[str, Any]]:
     """
-    Return the entries of rank `source` on all ranks.
+    Return the log entries of rank `source` on all ranks.
 
-    They are sent as JSON, in which the Trainer saves them too.
+    The entries are sent as JSON, because the Trainer saves them as JSON too.
     """
     text = json.dumps(entries, default=_number).encode() if rank == source else b""
     size = torch.tensor([len(text)], device=device)

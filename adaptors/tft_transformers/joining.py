@@ -1,5 +1,6 @@
 """
-`tft_transformers.init` and `tft_transformers.prepare`: what a script calls.
+The functions that a script calls to train with tft: `tft_transformers.init` and
+`tft_transformers.prepare`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ _prepared: list[Any] = []  # Any: `Trainer` is not imported here
 def init(options: Sequence[str] = ()) -> "Session":
     """
     Join the job for which this process was started, and return its session. Call this function
-    before `TrainingArguments` are made, because these look for a process group.
+    before `TrainingArguments` are made: these look for a process group, and would make their own if
+    `init` had not made one that stands in.
 
     `options` are as in `tft.init`. Raises `UsageError` if Transformers or accelerate has another
     version than this adaptor was written for, or if there is a process group already.
@@ -47,9 +49,9 @@ def init(options: Sequence[str] = ()) -> "Session":
 # Any: transformers.Trainer, which has no types, or a subclass
 def prepare(trainer: Any, *, limit: float = 3600.0) -> Any:
     """
-    Let `trainer`, a `transformers.Trainer` or an object of a subclass, survive incidents in its
+    Make `trainer`, a `transformers.Trainer` or an object of a subclass, survive incidents in its
     `train()`. Return `trainer`. A rank whose evaluation or checkpoint takes longer than `limit`
-    seconds counts as one that hangs.
+    seconds counts as hanging.
 
     Raises `UsageError` if `init` was not called, if another Trainer was prepared before, or if the
     trainer has settings with which it cannot survive incidents.

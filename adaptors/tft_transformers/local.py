@@ -1,6 +1,7 @@
 """
-What belongs to one rank alone: its position in the data, the random generators and attributes of the
-objects that its loader uses, and the attributes that a class of the user gives its Trainer.
+Keeps state that differs between ranks: the position in the data, the random generators and
+attributes of the objects that the loader uses, and attributes that a user's subclass of `Trainer`
+adds.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ _Plain = dict[str, Any]  # Any: plain values
 
 class Local:
     """
-    The object `data` of `session.adopt`.
+    The object that `session.adopt` gets as `data`. Its `state_dict` becomes a part of the
+    rank-local state.
 
-    Its state is captured when the update window closes. State from another process is only stored
-    when it is loaded, and is restored by `settle`. If it were restored at once, a repeated
-    operation would overwrite it with the state that the operation has noted itself.
+    `load_state_dict` restores the data position at once, but only stores the rest of the state
+    until `settle` restores it. If the rest were restored at once, a repeated operation would undo
+    that, because it first restores the state that it noted when it began.
     """
 
     def __init__(self, source: Source, trainer: Any) -> None:
@@ -84,8 +86,9 @@ class Local:
 
     def report(self, session: Session) -> None:
         """
-        Report attributes of the loader's objects that have grown too large, and those of the
-        Trainer that change and are not kept, the latter if this step is audited.
+        Report to the session attributes that are not kept: those of the loader's objects that have
+        become too large, and, if the session audits this step, those of the Trainer that change but
+        cannot be kept.
         """
         for owner, name in self._source.owners.grown():
             session.unkept(f"{owner}.{name}", sentence(owner, name))
@@ -97,6 +100,7 @@ class Local:
 @cache
 def attributes_of_trainers() -> frozenset[str]:
     """
-    Return the names of the attributes that each Trainer has, because a method of the class sets them.
+    Return the names of the attributes that the methods of `Trainer` itself set. Attributes with
+    other names were added by a subclass of the user.
     """
     return set_by(Trainer) | {"_batches", "_computed"}

@@ -1,6 +1,7 @@
 """
-The objects that a loader uses: dataset, sampler, batch sampler and collator. Their random generators
-and their plain attributes (numbers, texts, tensors and containers of them) are rank-local state.
+Keeps the state of the objects that a data loader uses: dataset, sampler, batch sampler and collate
+function. Their random generators and their plain attributes (numbers, texts, tensors and containers
+of them) are rank-local state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,8 @@ class Owners:
         `device`. Raises `UsageError` if the state of a random generator cannot be read.
         """
         self._device = torch.device("cpu") if device is None else device
-        # this sampler seeds its generator again in each epoch
+        # leave out a SeedableRandomSampler, whose generator need not be kept, because the sampler
+        # seeds it again in each epoch
         self._owned = Owned(loader, but=(SeedableRandomSampler,))
         self._samplers = _watched(self._owned.samplers)
         self._readers = _watched(self._owned.readers)
@@ -53,7 +55,8 @@ class Owners:
 
     def states(self) -> _Plain:
         """
-        Return the present states of these objects.
+        Return the present states of the objects that the loader uses: their random generators and
+        their changed attributes.
         """
         return {"generators": self._owned.states(), "objects": self._kept()}
 
@@ -62,18 +65,20 @@ class Owners:
         Restore the objects to a result of `states`, of this process or another one.
         """
         self._owned.restore(states["generators"])
-        # a checkpoint of an earlier version has none
+        # a checkpoint of an earlier version of tft has no entry `objects`
         self._put_back(states.get("objects", {}), samplers=True)
 
     def drawn(self) -> Drawn:
         """
-        Return the present states of these objects, and of the random generators of this process.
+        Return the present states of the objects that the loader uses, and of the global random
+        generators of this process.
         """
         return packed(generators(owned=self._owned)), self._kept()
 
     def restore(self, drawn: Drawn, *, samplers: bool = True) -> None:
         """
-        Restore everything to a result of `drawn`. The samplers only if `samplers` is True.
+        Restore the global random generators and the loader's objects to `drawn`, a result of the
+        method `drawn`. Leave out the samplers if `samplers` is False.
         """
         random, kept = unpacked(drawn[0]), drawn[1]
         restore(random)
@@ -82,8 +87,8 @@ class Owners:
 
     def grown(self) -> Iterator[tuple[str, str]]:
         """
-        Yield the attributes that have grown too large since the last call: the class of the object,
-        and the name of the attribute.
+        Yield, for each attribute that has become too large since the last call, the class of its
+        object and its name.
         """
         for place, changes in {**self._samplers, **self._readers}.items():
             for name in changes.grown():

@@ -70,8 +70,8 @@ def _reasons(trainer: Any, world: int) -> Iterator[str]:
 
 def _reasons_of_objects(trainer: Any) -> Iterator[str]:
     """
-    Yield the reasons that lie in the scheduler, or in the optimizer that the user has given as an
-    object or as a class.
+    Yield the reasons to refuse the scheduler, or an optimizer that the user has given as an object
+    or as a class.
     """
     named, given = str(_value(trainer.args.lr_scheduler_type)), type(trainer.lr_scheduler).__name__
     for scheduler, refused in ((named, _SCHEDULERS), (given, _SCHEDULER_TYPES)):

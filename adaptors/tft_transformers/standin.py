@@ -1,9 +1,10 @@
 """
 A process group that stands in for the real ones until training begins.
 
-accelerate looks for a default process group when `TrainingArguments` are made, to find out rank and
-number of ranks, and makes one if there is none. But tft forms the groups when training begins, and
-again after every incident. The stand-in knows rank and number of ranks, and refuses to communicate.
+When `TrainingArguments` are made, accelerate reads the rank and the number of ranks from the
+default process group. If there is no such group, accelerate makes one. But tft must form the groups
+itself, when training begins and after every incident. So `init` makes the stand-in the default
+group: it knows the rank and the number of ranks, and refuses to communicate.
 """
 
 from collections.abc import Callable
@@ -56,8 +57,9 @@ def _refusal(operation: str) -> Callable[..., None]:
     def refuse(self: StandIn, *arguments: object, **named: object) -> None:
         raise UsageError(
             f"the ranks cannot communicate ({operation}) before trainer.train() or after it: tft "
-            "forms the process groups when training begins. Remove the call. In the place of "
-            "main_process_first(), let each rank do the work itself, or do it before the job"
+            "forms the process groups when training begins. Remove the call. If it is "
+            "main_process_first(), let each rank do the work itself, or do the work before the job "
+            "starts"
         )
 
     return refuse

@@ -19,8 +19,9 @@ Result = TypeVar("Result")
 
 class Rewound(BaseException):
     """
-    Raised when all ranks have gone back by more than the present step, to a copy in host memory or
-    to a checkpoint. The Trainer's loop must go on with the step `session.step`.
+    Raised when all ranks have gone back further than to the end of the last step: to a copy in host
+    memory or to a checkpoint. Then it is not enough to repeat the operations of the present step.
+    The Trainer's loop must continue with the step `session.step`.
 
     This exception is a `BaseException`, so that an `except Exception` of the Trainer does not catch
     it.
@@ -29,8 +30,8 @@ class Rewound(BaseException):
 
 class Surroundings(Protocol):
     """
-    The state that every operation reads: random generators, settings of the optimizer, and the
-    bookkeeping of the Trainer.
+    Notes and restores the state on which every operation depends, so that an operation can be
+    repeated: random generators, settings of the optimizer, and the bookkeeping of the Trainer.
     """
 
     def noted(self) -> Any: ...  # Any: the implementation's own
@@ -49,14 +50,16 @@ class _Operation:
     """The state (`Surroundings.noted`) when the operation first began. It is restored before the
     operation is repeated."""
     speaks: bool
-    """True if callbacks are called again when the operation is repeated."""
+    """True if all callbacks are called again when the operation is repeated. If False, only
+    callbacks with a state are called, and their state is restored afterwards."""
     after: Any = None
     done: bool = False
 
 
 class Steps:
     """
-    The steps of one rank. All methods run on the training thread.
+    Carries out the operations of each step of this rank, and repeats them after an incident. All
+    methods run on the training thread.
     """
 
     def __init__(self, session: Session, surroundings: Surroundings) -> None:
@@ -85,13 +88,14 @@ class Steps:
         Carry out `function` as an operation, and return its result. If the other ranks have
         completed the step without this rank, return `default`.
 
-        The Trainer keeps the result, also when a later operation is interrupted and this one is
+        The Trainer keeps the result, even if a later operation is interrupted and this operation is
         repeated. So the operation counts as done only when the device has done its work and no
-        collective in it was aborted. With `waits=False` it counts as done when `function` returns:
-        then the result and the bookkeeping must not come from collectives, or `function` must have
-        waited for them itself.
+        collective in it was aborted. With `waits=False` it counts as done as soon as `function`
+        returns. Then the result and the bookkeeping must not come from collectives, or `function`
+        must itself have waited for these collectives.
 
-        Raises `Rewound`, and `tft.JobEnded` if the job ends.
+        Raises `Rewound` if all ranks go back to an earlier step, and `tft.JobEnded` if the job
+        ends.
         """
         if self.skips:
             return default
@@ -122,14 +126,16 @@ class Steps:
 
     def also_repeat(self, function: Callable[[], None]) -> None:
         """
-        Call `function` at this place of the step when the step is repeated, but not now.
+        Arrange that `function` is called at this place of the step whenever the step is repeated.
+        Do not call it now, because the Trainer's loop does so.
         """
         noted = self._surroundings.noted()
         self._operations.append(_Operation(function, noted, speaks=True, after=noted, done=True))
 
     def end_step(self) -> None:
         """
-        End the step. Raises `Rewound`, and `tft.JobEnded` if the job ends.
+        End the step. Raises `Rewound` if all ranks go back to an earlier step, and `tft.JobEnded`
+        if the job ends.
         """
         step = self._session.step
         self._operations.clear()
@@ -154,7 +160,8 @@ class Steps:
         """
         Report that the loop has ended, and return when the loops of all ranks have ended.
 
-        Raises `Rewound`, and `tft.JobEnded` if the job ends before that.
+        Raises `Rewound` if all ranks go back to an earlier step, and `tft.JobEnded` if the job ends
+        before all loops have ended.
         """
         step = self._session.step
         again = False
@@ -175,8 +182,8 @@ class Steps:
         """
         Report an exception that the Trainer has raised between two operations, as a fault.
 
-        Returns if the job goes on: then this process must end, so that another one takes the place
-        of the rank. Raises `tft.JobEnded` if the job ends.
+        Returns if the job goes on. Then the caller must end this process, so that another process
+        replaces it. Raises `tft.JobEnded` if the job ends.
         """
 
         def again() -> None:
@@ -187,9 +194,9 @@ class Steps:
 
     def check(self) -> None:
         """
-        Within an operation, wait until the device has done its work. Raises an exception if a
-        collective in it may have been aborted, so that nothing is done with a wrong result. Does
-        nothing elsewhere.
+        If called within an operation, wait until the device has done its work. Raise an exception
+        if a collective may have been aborted, so that its wrong result is not used. Do nothing
+        outside of operations.
         """
         if self.inside:
             self._session.synchronize()

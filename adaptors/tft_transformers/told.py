@@ -1,8 +1,8 @@
 """
-The last step for which the callbacks of this rank were called, in a file of the run directory.
+Stores, in a file of the run directory, the last step for which the callbacks of a rank were called.
 
-A replacement process joins training after a complete step. The state of the other ranks does not
-show whether the lost process has already called its callbacks for that step.
+A replacement process joins training after a complete step. It reads this file to find out whether
+the lost process has already called its callbacks for that step, which other ranks do not know.
 """
 
 import os

@@ -1,6 +1,6 @@
 """
-Overrides small methods of the `Trainer`, so that its loop survives incidents. The work is in
-`training.py`.
+Overrides small methods of the `Trainer`, so that its loop survives incidents. The overrides only
+call the class `Training` in `training.py`, which does the work.
 """
 
 from functools import partial
@@ -16,8 +16,9 @@ from tft_transformers.wrapping import without_ddp
 
 class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no types
     """
-    The methods of a Trainer that need other ranks, or of which a step consists. They call the same
-    methods of the user's Trainer, as operations that can be repeated.
+    Base class that overrides those methods of a Trainer that make up a step or that communicate
+    with other ranks. Each override calls the same method of the user's Trainer as an operation,
+    which can be repeated after an incident.
     """
 
     _tft: Training
@@ -49,7 +50,8 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         epochs, batches = super()._init_training_state(*arguments, **named)
         self._tft.book.epoch = epochs
         self._tft.book.done = batches // self.args.gradient_accumulation_steps
-        # which epoch is the first is known when training was entered
+        # The number of the first epoch is known only after `Training.enter`, which is called later.
+        # So return an object that looks the number up when it is used.
         return _FirstEpoch(self._tft), batches
 
     def _prepare_for_training(self, max_steps: Any, loader: Any, checkpoint: Any) -> Any:
@@ -146,7 +148,8 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
         found = super().evaluation_loop(*arguments, **named)
-        # before metrics are logged, and decide which checkpoints are removed
+        # check now, before the Trainer logs the metrics and decides by them which checkpoints it
+        # removes
         self._tft.steps.check()
         return found
 
@@ -162,7 +165,7 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
 
 def make_fault_tolerant(trainer: Any, session: Session, limit: float) -> None:
     """
-    Let `trainer` survive incidents in its `train()`. `limit` is as in `Training`.
+    Make `trainer` survive incidents in its `train()`. `limit` is as in `Training`.
     """
     kind = type(trainer)
     bases = (FaultTolerant,) if kind is Trainer else (FaultTolerant, kind)
@@ -172,8 +175,9 @@ def make_fault_tolerant(trainer: Any, session: Session, limit: float) -> None:
 
 class _FirstEpoch:
     """
-    Stands for the number of the first epoch of this process. The number is read only when it is
-    used, because it is not known before.
+    Stands for the number of the first epoch of this process, where the Trainer's loop expects a
+    number. The number is looked up only when it is used, because it is not known when the object is
+    made.
     """
 
     def __init__(self, training: Training) -> None:

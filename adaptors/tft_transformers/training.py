@@ -1,5 +1,6 @@
 """
-The training of a Trainer in a tft job: what `trainer.py` overrides is carried out here.
+Trains with a Trainer in a tft job. The methods that `trainer.py` overrides call the class
+`Training` of this module.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,8 +60,8 @@ class Training:
         """True until this process enters an epoch for the first time."""
         self._first = self._batches_in_epoch = 0
         self._updated: list[int] = []
-        """How often each parameter had been changed in place when the update was complete, in steps
-        that are checked."""
+        """How often each parameter had been changed in place when the update of this step was
+        complete. Empty if the step is not checked for changes by callbacks."""
         self._unchecked = _CHECKED
         self._export: Path | None = None
         self._told = Told(session.run_dir, session.rank)
@@ -87,8 +88,9 @@ class Training:
 
     def enter(self, loader: Any, epoch: int, done: int) -> None:
         """
-        Hand over the state and join the training. The Trainer itself would begin with step `done`
-        of `epoch`. `loader` is its loader.
+        Hand over the state to tft and join the training. `loader` is the Trainer's data loader. The
+        Trainer by itself would begin in the epoch `epoch`, of which `done` steps are done. A
+        replacement process takes over another position.
         """
         trainer, book = self._trainer, self.book
         self._source = Source(loader)
@@ -120,7 +122,7 @@ class Training:
 
     def finish(self) -> None:
         """
-        Return when all ranks have ended their loops. Raises `Rewound`.
+        Return when all ranks have ended their loops. Raises `Rewound` if all ranks go back instead.
         """
         if not self.finished:
             self.steps.perform(self.book.agree, None)
@@ -131,9 +133,10 @@ class Training:
         """
         Report an exception that the Trainer, or a callback, has raised between two operations.
 
-        If it was raised after the update window, first complete the step as far as the state
-        depends on it, because a last checkpoint may be written now. Returns if the job goes on: then
-        this process must end. Raises `tft.JobEnded` if the job ends.
+        If the exception was raised after the update window, first complete the state of the step:
+        the scheduler and the counters. Otherwise a last checkpoint that is written now would lack
+        them. Returns if the job goes on: then the caller must end this process. Raises
+        `tft.JobEnded` if the job ends.
         """
         if self.in_tail and not self.steps.skips:
             trainer, batches = self._trainer, self._batches_in_epoch
@@ -151,8 +154,8 @@ class Training:
 
     def run_epoch(self, run: Callable[..., None], given: dict[str, Any]) -> None:
         """
-        Train an epoch: `run(**given)`. If all ranks go back to an earlier step, also train again the
-        epochs in between.
+        Train an epoch by calling `run(**given)`. If all ranks go back to a step of an earlier
+        epoch, also train again from that epoch on.
         """
         trainer, last = self._trainer, given["epoch"]
         given = {**given, "epochs_trained": self._first}
@@ -191,7 +194,8 @@ class Training:
         first, self._begins = self._begins, False
         if not self._enters:
             taken = 0
-            if not first:  # no later epoch goes on from the Trainer's checkpoint
+            # only the first epoch of the process continues from the Trainer's checkpoint
+            if not first:
                 given = {**given, "resume_from_checkpoint": None}
             elif given["resume_from_checkpoint"] is not None:
                 taken = given["steps_trained_in_current_epoch"]
@@ -216,8 +220,9 @@ class Training:
 
     def _write(self, place: Path, given: dict[str, Any]) -> NoReturn:
         """
-        Write a checkpoint of the Trainer under `place`, and end the job. An evaluation that is due
-        comes first, as ever.
+        Write a checkpoint of the Trainer under `place`, and end the job. If an evaluation is due
+        after the last step, it is made before the checkpoint is written, as the Trainer does in
+        each training.
         """
         self._trainer.args.output_dir = str(place)
         self._trainer.control.should_save = True
@@ -227,8 +232,9 @@ class Training:
 
     def _tell(self) -> None:
         """
-        Put the bookkeeping of the end of the last step into the Trainer, which has begun its
-        training. Call the callbacks of that step if the lost process has not called them.
+        Put the bookkeeping of the end of the last step into the Trainer. Called when the Trainer of
+        this process has begun its training. Call the callbacks of that step if the lost process has
+        not called them.
         """
         trainer, step = self._trainer, self.session.step - 1
         told = self._told.read() >= step
@@ -245,7 +251,8 @@ class Training:
         Put received bookkeeping and rank-local state into the Trainer.
 
         The rank-local state was captured before the step was logged. The user's method `log` may
-        change attributes, so it is called again. Callbacks are not called again.
+        change attributes of the Trainer when it logs. So `log` is called again for the step,
+        without callbacks.
         """
         assert self._local is not None, "training has not begun"
         self.book.settle(told=told)
@@ -260,7 +267,8 @@ class Training:
 
     def fetch(self, count: Callable[[Iterator[Any]], Any], number: int) -> Any:
         """
-        Take the batches of a step, and return `count(batches)`, for which the ranks communicate.
+        Read up to `number` micro-batches for a step, and return `count(batches)`. The function
+        `count` counts their items over all ranks, so the ranks communicate in it.
         """
         source = self.source
         before = after = source.position
@@ -281,7 +289,8 @@ class Training:
                     "place: let compute_loss change a copy"
                 )
             source.position = after
-            # items may have drawn random numbers when they were read
+            # A repetition does not read the items again, which may have drawn random numbers. So
+            # set the generators to their states after the reading.
             source.owners.restore(drawn)
             self.book.agree()
             return count(iter(kept))
@@ -297,8 +306,9 @@ class Training:
 
     def compute(self, function: Callable[[Any], Tensor], *, last: bool) -> Tensor:
         """
-        Compute the gradients of a micro-batch: `function(model)`. Gradients are reduced in the last
-        micro-batch of the step.
+        Compute the gradients of a micro-batch by `function(model)`, and return its loss. Gradients
+        are reduced only in the last micro-batch of the step, unless accelerate has
+        `sync_each_batch` set.
         """
         trainer = self._trainer
         each = trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
@@ -315,14 +325,16 @@ class Training:
 
     def norm(self, function: Callable[[], Any]) -> Any:  # Any: a tensor, a number, or None
         """
-        Compute the norm of the gradients, and clip them: `function()`.
+        Call `function`, which computes the norm of the gradients and may clip them. Return the
+        norm.
         """
         return self.steps.perform(function, torch.zeros((), device=self._trainer.args.device))
 
     def repeats_callback(self, name: str) -> None:
         """
-        Call the callbacks of a name again when the step is repeated, because they may change
-        gradients.
+        Arrange that the callbacks' method `name`, such as `on_substep_end`, is called again when
+        the step is repeated. The reason: the method may change gradients, which a repetition
+        computes again.
         """
         trainer = self._trainer
 
@@ -334,7 +346,7 @@ class Training:
 
     def update(self, step: Callable[[], object]) -> None:
         """
-        Update the parameters: `step()`, in the update window.
+        Update the parameters: call `step()` in the update window.
         """
         optimizer = self._trainer.optimizer
 
@@ -350,7 +362,9 @@ class Training:
             self._unchecked -= 1
             self._updated = self._changes()
         if self.steps.skips:
-            # the scheduler has made its step, on the rank from which the state came
+            # The state of this step has come from another rank, where the scheduler has made its
+            # step already. The Trainer does not call the scheduler in this process if the step
+            # counts as an overflow.
             optimizer._is_overflow = True
 
     # ------------------------------------------------------------ after a step
@@ -373,8 +387,9 @@ class Training:
 
     def end_step(self, log: Callable[[Tensor], None], facts: Sequence[Any]) -> None:
         """
-        End the step. `log(losses)` logs, if the Trainer wants to. `facts` are the norm of the
-        gradients and the learning rate, which the Trainer may log again at the end of the epoch.
+        End the step. `log` is a function that takes the losses, and logs them if the Trainer wants
+        to log now. `facts` are the norm of the gradients and the learning rate, which the Trainer
+        may log again at the end of the epoch.
         """
         if self.steps.skips:
             self._trainer.optimizer._is_overflow = False
@@ -408,8 +423,8 @@ class Training:
 
     def afterwards(self, function: Callable[[], Any]) -> Any:
         """
-        Carry out an evaluation or a checkpoint: `function()`. All ranks repeat it if a fault comes
-        before the next update window.
+        Call `function`, which evaluates or writes a checkpoint, as an operation: all ranks call it
+        again if a fault comes before the next update window.
         """
 
         def work() -> Any:
@@ -423,9 +438,10 @@ class Training:
 
     def protected(self, function: Callable[[], Any]) -> Any:
         """
-        Carry out an evaluation that a callback calls between two operations, such as in
-        `on_epoch_end`: `function()`. At the end of a step no rank may wait for another one, so it is
-        not protected there.
+        Call `function`, which evaluates or predicts. If a callback asks for this between two
+        operations, for example in `on_epoch_end`, it becomes an operation, so that it is repeated
+        after a fault. In the tail of a step it does not, because no rank may wait for other ranks
+        there.
         """
         if not self.entered or self.finished or self.in_tail or self.steps.inside:
             return function()
@@ -433,8 +449,9 @@ class Training:
 
     def evaluate_and_save(self, given: dict[str, Any]) -> None:
         """
-        Evaluate and save if the Trainer wants this after the last complete step. Called in a
-        process that joins training after that step.
+        Evaluate and save a checkpoint, if the Trainer would do so after the last complete step.
+        Called in a process that joins training after that step. All other ranks repeat this
+        operation, and its collectives need all ranks.
         """
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
         trainer = self._trainer
@@ -443,15 +460,16 @@ class Training:
 
 class TrainerSurroundings:
     """
-    Random generators, settings of the optimizer, bookkeeping, and whether accelerate counts the
-    micro-batch as the last one. Implements `tft_transformers.steps.Surroundings`.
+    Notes and restores what operations depend on: random generators, settings of the optimizer,
+    bookkeeping, and whether accelerate takes the present micro-batch for the last one of its step.
+    Implements `tft_transformers.steps.Surroundings`.
     """
 
     def __init__(self, trainer: Any, book: Bookkeeping) -> None:
         self._trainer = trainer
         self._book = book
         self.local: Local | None = None
-        """The state of this rank, as soon as training has begun."""
+        """The rank-local state. None before training has begun."""
 
     def noted(self) -> Any:
         groups = self._trainer.optimizer.param_groups
@@ -502,8 +520,9 @@ class TrainerSurroundings:
 @contextmanager
 def _wraps(trainer: Any, model: Any) -> Iterator[None]:
     """
-    Within the `with` block, `trainer.model_wrapped` is `model`, which reduces gradients, because a
-    loss may be computed with it. Afterwards nothing refers to `model`, which every incident replaces.
+    Within the `with` block, `trainer.model_wrapped` is `model`, the DDP, because `compute_loss` may
+    use this attribute. At the end of the block the trainer drops its reference to the DDP, because
+    every incident replaces it.
     """
     trainer.model_wrapped = model
     try:
@@ -541,11 +560,14 @@ def _versions(batches: list[Any]) -> list[int]:
 
 def _guard(optimizer: Any, update: Callable[[Callable[[], object]], None]) -> None:
     """
-    Let `optimizer.step()` call `update(step)`, where `step` is its own method.
+    Replace the method `step` of `optimizer` by a function that calls `update(step)`, where `step`
+    is the original method.
     """
     step = optimizer.step
 
-    @wraps(step)  # copies the attribute by which torch's schedulers see that they have wrapped it
+    # copies the attributes of `step`: by one of them, torch's schedulers recognize a method that
+    # they have wrapped
+    @wraps(step)
     def guarded(closure: Any = None) -> None:
         if closure is not None:
             raise UsageError("the optimizer was called with a closure, which tft does not support")

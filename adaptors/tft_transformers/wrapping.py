@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 @contextmanager
 def without_ddp(accelerator: Any) -> Iterator[None]:  # Any: accelerate has no types
     """
-    Within the `with` block, `accelerator.prepare` does everything with a model but wrapping it.
+    Within the `with` block, `accelerator.prepare` prepares a model as usual, but does not wrap it
+    in a DDP.
     """
     prepare_model = accelerator.prepare_model
 
