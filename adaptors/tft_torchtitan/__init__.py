@@ -1,5 +1,6 @@
 """
-The adaptor for TorchTitan. It stands on the adaptor for PyTorch.
+The adaptor for TorchTitan. It makes a TorchTitan training fault tolerant, and uses the adaptor for
+PyTorch. A training is started like this:
 
     tft run --nproc-per-node 8 train.py --module llama3 --config llama3_8b
 
@@ -20,8 +21,8 @@ __all__ = ["main", "train"]
 
 def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
     """
-    Return the functions `main` and `train`. Their module is imported on first use, because it
-    imports torch.
+    Return the function `name`: `main` or `train`. Their module imports torch, so it is imported
+    only on first use.
     """
     if name not in __all__:
         raise AttributeError(f"module 'tft_torchtitan' has no attribute {name!r}")

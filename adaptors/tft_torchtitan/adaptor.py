@@ -1,7 +1,9 @@
 """
-The hooks of the adaptor for TorchTitan. The entry point of the adaptor names this module.
+The hooks of the adaptor for TorchTitan. tft finds this module through the adaptor's Python entry
+point.
 
-They are those of the adaptor for PyTorch. The fork server also imports what TorchTitan needs.
+The hooks are those of the adaptor for PyTorch, except that modules for TorchTitan are imported
+early too.
 """
 
 from tft_pytorch import adaptor as _pytorch
@@ -11,7 +13,7 @@ from tft.spi import hookimpl
 from tft_torchtitan.preload import preload
 
 
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
+@hookimpl  # type: ignore[no-redef]  # replaces the hook that was imported with *
 def tft_preload() -> None:
     _pytorch.tft_preload()
     preload()

@@ -50,11 +50,13 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     if session.rank == 0 and session.world > 1:
         warn_of_single_copies(config)
     if config.debug.seed is not None:
-        # set the seed for the random numbers of training. The Trainer sets the seed of the weights
+        # This seed is for the random numbers that training draws. The Trainer itself sets the seed
+        # before it makes the weights.
         torch.manual_seed(config.debug.seed)
     export = session.export()
     job = TitanJob(session, config, export)
-    # items of a dataset may draw from all of them
+    # keep all three kinds of random generators, because a dataset may draw from any of them when
+    # its items are read
     session.adopt(make=job.make, data=job.position, rng=("torch", "python", "numpy"))
     session.after_step(job.after)
     try:

@@ -1,7 +1,7 @@
 """
-Runs a TorchTitan training as a job of tft. After each incident a new Trainer is made for the new
-process groups.
-This module owns what outlives a Trainer: settings, position, progress, and the metric logger.
+Runs a TorchTitan training as a job of tft. After each incident a new Trainer is made over the new
+process groups. The class `TitanJob` keeps the objects that live longer than a Trainer: settings,
+position, progress, and the metric loggers.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,10 @@ class TitanJob:
         self._loggers = MetricLoggers(session, config)
         owner = type(config)._owner
         self._kind: Any = type(f"{owner.__name__}Steps", (TrainerSteps, owner), {"job": self})
-        # tft forms the groups and ends what hangs; the barrier in this function would stand behind
-        # the update window, where a lost rank cuts it off
+        # TorchTitan calls this function once after the update window, to set another time limit for
+        # collectives. Replace it by a function that does nothing. tft itself ends collectives that
+        # hang, so no other limit is needed. And the function has a barrier, which must not be in
+        # the tail of a step: a lost rank would interrupt it there.
         titan_groups.set_pg_timeouts = _keep_timeouts
 
     # ------------------------------------------------------------ the objects over the groups
@@ -51,8 +53,9 @@ class TitanJob:
         """
         Make a Trainer over the present process groups.
 
-        The first call is a trial over groups that send nothing. TorchTitan's own checkpoint is
-        loaded when the training begins: later the state comes from the other ranks.
+        The first call is a trial over groups that send nothing. The call before the first step
+        loads TorchTitan's own checkpoint, if there is one. After an incident the state comes from
+        the other ranks instead.
         """
         trial = dist.get_backend() == "fake"
         config = self._settings(trial=trial)
@@ -71,8 +74,9 @@ class TitanJob:
 
     def _settings(self, *, trial: bool) -> Any:  # Any: TorchTitan has no types
         """
-        Return a copy of the settings, because a constructor changes its settings. Without loggers,
-        which outlive a Trainer; a trial has no checkpoints and no validation either.
+        Return a copy of the settings for one Trainer, because its constructor changes them. The
+        copy makes the Trainer build no loggers, because these live longer than a Trainer. For a
+        trial, it also makes the Trainer write no checkpoints and run no validation.
         """
         config = deepcopy(self._config)
         config.metrics = replace(config.metrics, enable_tensorboard=False, enable_wandb=False)
@@ -89,18 +93,21 @@ class TitanJob:
         if trainer.optimizers._optimizer_step_pre_hooks:
             raise UsageError(
                 "the model has a hook that runs before the step of the optimizers, such as the "
-                "load balancing of experts (load_balance_coeff): it uses collectives and changes "
-                "the state in one. Set load_balance_coeff to None, or train another model"
+                "load balancing of experts (load_balance_coeff): such a hook both uses collectives "
+                "and changes the state, so an incident could leave the state half changed. Set "
+                "load_balance_coeff to None, or train another model"
             )
 
     def _settle(self, trainer: Any) -> None:  # Any: TorchTitan has no types
         """
-        Keep TorchTitan's loop from logging, saving and validating between two steps, because the
-        method `after` does this. Before the first step, load the checkpoint to begin with.
+        Prepare a new Trainer. Keep its loop from logging, saving and validating between two steps,
+        because the method `after` does this. Before the first step, load TorchTitan's checkpoint,
+        if there is one.
         """
         processor, checkpointer = trainer.metrics_processor, trainer.checkpointer
-        # TorchTitan asks its loader's workers for their position once in the interval of its
-        # checkpoints, and reads the rest of the interval again
+        # TorchTitan would ask the loader's workers for their position only as often as it writes
+        # checkpoints. From an older position, the loader would have to read batches again. tft
+        # needs the position after each step, so ask for it in each step.
         trainer.dataloader.snapshot_every_n_steps = trainer.gradient_accumulation_steps
         processor.logger = self._loggers.open(trainer)
         processor.log = trainer.note_row
@@ -114,9 +121,10 @@ class TitanJob:
 
     def _checked(self, log: Callable[..., None]) -> Callable[..., None]:
         """
-        Return a function that waits for the device, and then calls `log`. A logger may keep the
-        first row of a step, so this row must not have a part of a sum, which an aborted collective
-        leaves. Without a wait, nothing would show that the collective was aborted.
+        Return a function that waits for the device, and then calls `log`. The wait raises an
+        exception if a collective may have been aborted, whose result is then wrong, such as a part
+        of a sum. A logger must not get such a result, because it may keep the first row of a step,
+        and ignore the right row that comes when the step is repeated.
         """
 
         def checked(*args: object, **kwargs: object) -> None:
@@ -143,7 +151,8 @@ class TitanJob:
         """
         Save a checkpoint of TorchTitan after the last complete step, and train no step.
         """
-        session.end_step()  # before the first step, this says only that the loop marks the ends
+        # only tells tft that this loop marks the ends of its steps
+        session.end_step()
         trainer = self._trainer()
         session.expect(_SAVES)
         try:
@@ -189,5 +198,6 @@ def _do_nothing(*args: object, **kwargs: object) -> bool:
 
 def _keep_timeouts(*args: object, **kwargs: object) -> None:
     """
-    Stand for `torchtitan.distributed.utils.set_pg_timeouts`.
+    Do nothing. This function replaces `torchtitan.distributed.utils.set_pg_timeouts`, so that the
+    process groups keep the time limits that tft has set.
     """

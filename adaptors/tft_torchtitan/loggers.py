@@ -40,8 +40,9 @@ class MetricLoggers:
 
     def log(self, processor: Any, progress: Progress) -> None:  # Any: TorchTitan has no types
         """
-        Log the metrics of the last step, unless this rank has done so before: as TorchTitan does,
-        and with `session.log`.
+        Log the metrics of the last step with `session.log`, and with TorchTitan's loggers. Do not
+        call TorchTitan's loggers if this rank has done so for this step before, in this process or
+        an earlier one.
         """
         args, kwargs = progress.row["args"], progress.row["kwargs"]
         numbers = dict(zip(_NAMES, args[1:4], strict=False))
@@ -49,7 +50,8 @@ class MetricLoggers:
         if progress.step <= self._logged:
             return
         if not processor.data_loading_times:
-            # this process replaces one that has computed the step; TorchTitan divides by their count
+            # This process replaces one that has computed the step, so it has no data loading times
+            # of the step. TorchTitan divides by the number of these times, so there must be one.
             processor.data_loading_times.append(0.0)
         type(processor).log(processor, *args, **kwargs)
         self.flush()
@@ -60,7 +62,8 @@ class MetricLoggers:
 
     def flush(self) -> None:
         """
-        Write the events of TensorBoard to their file, because a killed process writes nothing.
+        Write the buffered events of TensorBoard to their file, because they would be lost if this
+        process was killed.
         """
         for each in getattr(self._logger, "_loggers", ()):
             if isinstance(each, TensorBoardLogger):
@@ -96,7 +99,8 @@ class MetricLoggers:
 
     def _note(self) -> Path:
         """
-        Return the file with the directory of TensorBoard's events. TorchTitan names the directory
-        after the time, so that a replacement would begin another one.
+        Return the path of a file in which the directory of TensorBoard's events is noted.
+        TorchTitan names this directory after the time at which a process starts. A replacement
+        process reads the file, and continues in the directory of the lost process.
         """
         return self._session.run_dir / f"torchtitan-tensorboard-rank{self._session.rank}"

@@ -11,14 +11,15 @@ from typing import Any
 from tft_pytorch.generators import generators, restore
 
 _LARGE = 16384
-"""From this size on, the state of a loader is compressed. TorchTitan's text loaders keep the tokens
-that are left of the last document in it, and a position must not be larger than 256 KiB."""
+"""A value in the state of a loader is compressed if it has more bytes than this, because a position
+must not be larger than 256 KiB. TorchTitan's text loaders have large values: the tokens of the last
+document that no batch has used yet."""
 
 
 class Position:
     """
-    The object `data` of `session.adopt`. It lives as long as the process. The trainer, whose loader
-    it reads, is made again after each incident.
+    The object that `session.adopt` gets as `data`. It lives as long as the process. The trainer
+    whose loader it reads is made again after each incident, and is passed to `attach`.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Position:
 
     def detach(self) -> None:
         """
-        Read the position from the loader for the last time, and let the trainer go.
+        Read the position from the loader for the last time, and drop the reference to the trainer.
         """
         self.state_dict()
         self._trainer = _nobody
@@ -78,14 +79,16 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Go to a position. Takes effect when a trainer is attached.
+        Store the position `state`. The next call of `attach` brings the loader of its trainer to
+        this position.
         """
         self._loader, self._tokens, self._taken = state["loader"], state["tokens"], False
 
 
 def _packed(state: dict[str, Any]) -> dict[str, Any]:
     """
-    Return the state of a loader with large values of it compressed.
+    Return the state of a loader, in which values that are bytes and larger than `_LARGE` are
+    compressed.
     """
     return {
         name: {"compressed": zlib.compress(value, 1)}
@@ -97,7 +100,7 @@ def _packed(state: dict[str, Any]) -> dict[str, Any]:
 
 def _unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the state of a loader that `_packed` was given.
+    Return the state of a loader from which `_packed` has made `state`.
     """
     return {
         name: zlib.decompress(value["compressed"])

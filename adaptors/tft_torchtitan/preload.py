@@ -1,9 +1,10 @@
 """
-Imports early what TorchTitan imports. A replacement process starts while the other ranks wait.
+Imports early the modules that TorchTitan imports, because the other ranks wait while a replacement
+process starts.
 
-TorchTitan itself is not among it: it looks for devices when it is imported, and a process that has
-used a device cannot be forked. torch's compiler does that, too. Most of the time is that of the
-compiler, so it is imported where torch was built without a device.
+TorchTitan itself is not imported here. It looks for devices when it is imported, and a process that
+has used a device cannot be forked. torch's compiler looks for devices, too. But its import takes
+most of the time, so it is imported here if torch was built without support for a device.
 """
 
 from contextlib import suppress

@@ -9,7 +9,8 @@ from typing import Any
 
 class Progress:
     """
-    One of the `others` in `Made`. Changes in the update window only.
+    One of the `others` that the factory gives to tft in `Made`, so that all ranks hold it alike. It
+    changes only in the update window.
     """
 
     def __init__(self) -> None:

@@ -32,8 +32,8 @@ def check_settings(config: Any) -> None:  # Any: a `Trainer.Config`, which has n
         )
     if not config.training.disable_cuda_graphs:
         raise UsageError(
-            "CUDA graphs have captured the collectives of groups that are lost with a rank: "
-            "train with --training.disable_cuda_graphs"
+            "CUDA graphs have captured collectives of the present process groups, which are lost "
+            "with a rank: train with --training.disable_cuda_graphs"
         )
     if config.parallelism.pipeline_parallel_degree > 1:
         raise UsageError(
@@ -83,7 +83,7 @@ def _check_checkpoint(checkpoint: Any, known: Any) -> None:  # Any: TorchTitan h
         )
     if checkpoint.async_mode != "disabled":
         raise UsageError(
-            f"--checkpoint.async_mode {checkpoint.async_mode} saves with collectives beside the "
-            "training, which an incident would cut off without anybody saving again: set "
-            "--checkpoint.async_mode disabled"
+            f"--checkpoint.async_mode {checkpoint.async_mode} saves with collectives during the "
+            "training; an incident would interrupt these collectives, and the checkpoint would not "
+            "be saved again: set --checkpoint.async_mode disabled"
         )

@@ -1,8 +1,9 @@
 """
-The overrides of TorchTitan's Trainer. The loop and the step are TorchTitan's own.
+Overrides methods of TorchTitan's Trainer. The loop and the step are TorchTitan's own.
 
-`Trainer.train` calls `should_continue_training` before each step and `train_step` for each step.
-So a step of the session begins in the one, and its update window stands in the other.
+`Trainer.train` calls `should_continue_training` before each step, and then `train_step`. So the
+override of `should_continue_training` begins a step of the session, and the override of
+`train_step` has the update window.
 """
 
 from collections.abc import Iterable, Iterator
@@ -67,7 +68,8 @@ class TrainerSteps:
         """
         Return the sizes of the parallel dimensions, over the groups that tft has formed.
         """
-        # TorchTitan does the same where it forms the groups itself
+        # TorchTitan's own `init_distributed`, which is not called, does the same when it forms the
+        # groups
         torch.autograd.set_multithreading_enabled(False)
         return ParallelDims.from_config(self.config.parallelism, dist.get_world_size())
 
@@ -91,9 +93,11 @@ class TrainerSteps:
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         """
-        Compute a step. The optimizers and the schedulers make their steps in the update window,
-        which comes after the metrics are computed: TorchTitan's metrics do not depend on it, and
-        their all-reduces can be repeated with the step.
+        Compute a step. TorchTitan's own `train_step` calls the optimizers and schedulers before it
+        reduces the metrics over all ranks. These calls are postponed until it has returned, and are
+        made in the update window then. So an incident that interrupts the all-reduces of the
+        metrics comes before the update, and the whole step can be repeated. The metrics do not
+        depend on the update.
         """
         with postponed(self.optimizers) as updates, postponed(self.lr_schedulers) as rates:
             super().train_step(data_iterator)  # type: ignore[misc]
