@@ -21,6 +21,8 @@ The message of each error tells an operator what was expected, what came instead
 process.
 """
 
+from collections.abc import Iterator
+
 
 class TftError(Exception):
     """
@@ -123,3 +125,17 @@ class Interrupted(BaseException):
     not catch it. `Session.run` catches the exception. After the incident, `Session.run` enters the
     loop again, at the step that the controller has chosen.
     """
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """
+    Yield an exception, and then the exceptions from which it was raised (`raise … from …`), or
+    during whose handling it was raised. Each comes once, also if they refer to each other in a
+    circle.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

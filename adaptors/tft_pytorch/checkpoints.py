@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tft.errors import CheckpointCorrupt
+from tft.errors import CheckpointCorrupt, chain_of
 from tft.spi import sync
 from tft_pytorch.shard_content import spans_of
 from tft_pytorch.trees import copied
@@ -266,12 +266,8 @@ def _disk(error: BaseException) -> OSError | None:
     When a write fails with an `OSError`, torch's writer raises another exception, which mentions
     only a position in a file.
     """
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and link.strerror:
-            return link
-        link = link.__cause__ or link.__context__
-    return None
+    found = (each for each in chain_of(error) if isinstance(each, OSError) and each.strerror)
+    return next(found, None)
 
 
 def _words(error: Exception) -> str:

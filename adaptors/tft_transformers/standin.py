@@ -18,10 +18,11 @@ from tft.errors import UsageError
 _BACKEND = "tft_standin"
 
 _OPERATIONS = (
-    "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced",
-    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce",
-    "reduce_scatter", "reduce_scatter_tensor_coalesced", "scatter", "send",
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced",
+    "all_to_all_single", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce",
+    "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv",
+    "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ def test_the_stand_in_refuses_to_communicate(standing: None, tmp_path: Path) -> 
     assert (args.process_index, args.world_size) == (1, 2)
     with pytest.raises(UsageError, match="main_process_first"):
         dist.barrier()
+    for collective in (dist.all_gather_into_tensor, dist.reduce_scatter_tensor):
+        with pytest.raises(UsageError, match="the ranks cannot communicate"):
+            collective(torch.zeros(2), torch.zeros(2))
     with pytest.raises(UsageError, match="the ranks cannot communicate"), args.main_process_first():
         pass
 

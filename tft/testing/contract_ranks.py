@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Self
 
 import pluggy
 
+from tft.errors import chain_of
 from tft.plugins import load_adaptor
 from tft.spi.state import part_digests
 
@@ -217,7 +218,7 @@ class _Rank:
         try:
             self._training.step(self._model, self._update)
         except Exception as error:  # noqa: BLE001 (the framework may raise anything)
-            kinds = [self.hook.tft_classify(error=each) for each in _chain(error)]
+            kinds = [self.hook.tft_classify(error=each) for each in chain_of(error)]
             kind = next((kind for kind in kinds if kind is not None), None)
             return None if kind is None else str(getattr(kind, "kind", kind))
         raise AssertionError("the step was completed, though other ranks did not take part in it")
@@ -370,12 +371,6 @@ class _Rank:
         Return the digests of the whole state of this rank, by the name of the part.
         """
         return dict(self.hook.tft_digests())
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _serve_rank(pipe: Connection, training: type[Training], rank: int, world: int) -> None:

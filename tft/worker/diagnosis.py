@@ -11,8 +11,9 @@ for any of these exceptions.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from tft.errors import chain_of
 from tft.protocol.messages import FaultKind
 from tft.spi.faults import TrainingFault
 from tft.spi.types import DeviceFault, Diagnosis
@@ -44,7 +45,7 @@ class Diagnostician:
         kind is `process` if a `TrainingFault` declares that the device context is lost, because a
         script that declares this has met a fault, not a bug.
         """
-        links = list(_chain(error))
+        links = list(chain_of(error))
         lines = [self._line(link) for link in links]
         declared = [link for link in links if isinstance(link, TrainingFault)]
         lost = any(fault.context_lost for fault in declared)
@@ -95,16 +96,3 @@ class Diagnostician:
             return None
         said = str(error)
         return next((line for line in self._lines if re.search(line.words, said)), None)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """
-    Yield an exception, and then the exceptions from which it was raised (`raise … from …`), or
-    during whose handling it was raised.
-    """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

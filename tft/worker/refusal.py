@@ -7,6 +7,7 @@ import struct
 
 import xxhash
 
+from tft.errors import chain_of
 from tft.protocol.messages import StepNumbers
 from tft.spi.faults import TrainingFault
 from tft.spi.types import Numbers
@@ -40,12 +41,7 @@ def refusal_in(error: BaseException) -> UpdateRefused | None:
     Return the `UpdateRefused` in the chain of causes of an exception (the exception itself
     included), or None if there is none.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, UpdateRefused):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return None
+    return next((each for each in chain_of(error) if isinstance(each, UpdateRefused)), None)
 
 
 def _digest(numbers: tuple[float, ...]) -> str:
