@@ -172,7 +172,8 @@ class RunningBuffers:
 
         A buffer moves if this rank has seen it change in the forward pass. Then the content of the
         buffer belongs to this rank alone. A tensor of another object of the user, such as a moving
-        average, may have the name of a buffer. Then the tensor moves if the buffer does.
+        average, may have the name of a buffer behind a name of its own. Then the tensor moves if the
+        buffer does. A name that ends with a longer name of a parameter belongs to the parameter.
 
         Buffers with the value False are in the result too, because another rank may know that these
         buffers move. For example, the process of this rank may be too new to have seen a change.
@@ -180,14 +181,17 @@ class RunningBuffers:
         found: dict[str, bool] = {}
         names = set(self._names)
         moving = {name for i, name in enumerate(self._names) if i in self._moving}
-        for name in names_of_tensors:
-            whose, _, called = name.partition(".")
-            words = called.split(".")
-            endings = {".".join(words[at:]) for at in range(len(words))}
+        parted = [(name, *name.partition(".")[::2]) for name in names_of_tensors]
+        known = names | {called for _, whose, called in parted if whose == "model"}
+        for name, whose, called in parted:
             if whose == "model" and called in names:
                 found[name] = called in moving
-            elif whose not in ("model", "optim", "master") and not names.isdisjoint(endings):
-                found[name] = not moving.isdisjoint(endings)
+            elif whose not in ("model", "optim", "master"):
+                words = called.split(".")
+                endings = (".".join(words[at:]) for at in range(len(words)))
+                longest = next((ending for ending in endings if ending in known), None)
+                if longest in names:
+                    found[name] = longest in moving
         return found
 
     def restore(self, copy: object) -> str | None:

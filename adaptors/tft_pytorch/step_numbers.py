@@ -249,7 +249,8 @@ def _vector_norm(part: Tensor) -> Tensor:
     gradient has.
     """
     half = part.dtype in (torch.float16, torch.bfloat16)
-    return torch.linalg.vector_norm(part, dtype=torch.float32 if half else None).float()
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float32 if half else None)
+    return norm.float()
 
 
 watch = Watch()

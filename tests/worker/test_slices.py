@@ -135,7 +135,8 @@ class Copies:
         place = next(n for n in count() if n not in self._rooms)
         self._rooms[place] = bytearray(self.memory)
         array = numpy.frombuffer(self._rooms[place], numpy.uint8)
-        buffers = (Buffer(name="values", view=memoryview(array)),)
+        view = memoryview(array)  # type: ignore[arg-type]  # numpy has no types of buffers here
+        buffers = (Buffer(name="values", view=view),)
         weakref.finalize(array, self._rooms.pop, place)
         return SliceContent(head=b"head", buffers=buffers, identity=(place,))
 
