@@ -65,7 +65,7 @@ class Disassembly:
             if self.tensors.setdefault(known, tree) is not tree:
                 raise UsageError(
                     f"two tensors have the name {known}, so one would be lost on the way to another "
-                    "process or a checkpoint: some keys of dicts are different only with their types "
+                    "process or a checkpoint: some keys of dicts differ only in their types "
                     "(1 and '1'), or have dots (a.b, and b in a)"
                 )
             return {"tensor": known}

@@ -34,7 +34,7 @@ class Surroundings(Protocol):
     repeated: random generators, settings of the optimizer, and the bookkeeping of the Trainer.
     """
 
-    def noted(self) -> Any: ...  # Any: the implementation's own
+    def noted(self) -> Any: ...  # Any: what an implementation notes
 
     def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None: ...
 

@@ -273,7 +273,7 @@ def test_several_nodes_without_a_common_run_directory_are_refused() -> None:
             {"on_corruption": "ask"},
             "--on-corruption must be one of majority, end, continue, not ask",
         ),
-        ({"audit": "on"}, "--audit must be first, strict or off, not on"),
+        ({"audit": "on"}, "--audit must be one of first, strict and off, not on"),
         ({"warm_ranks": -1}, "--warm-ranks must be at least 0, not -1"),
         ({"backup_every": -1}, "--backup-every must be at least 0, not -1"),
         ({"keep_checkpoints": -1}, "--keep-checkpoints must be at least 0, not -1"),

@@ -346,7 +346,7 @@ def check_settings(settings: JobSettings) -> None:
     if settings.save_copies not in ("one", "all"):
         raise UsageError(f"--save-copies must be one or all, not {settings.save_copies}")
     if settings.audit not in ("first", "strict", "off"):
-        raise UsageError(f"--audit must be first, strict or off, not {settings.audit}")
+        raise UsageError(f"--audit must be one of first, strict and off, not {settings.audit}")
     checkpoint_store_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:

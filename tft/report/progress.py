@@ -143,7 +143,7 @@ def newest_step(path: Path) -> int | None:
     except OSError:
         return None
     for text in reversed(rows):
-        with suppress(ValueError, KeyError, TypeError):  # an incomplete row, or no row of this file
+        with suppress(ValueError, KeyError, TypeError):  # the row is incomplete, or is none of ours
             row = json.loads(text)
             if "step" in row:
                 return int(row["step"])

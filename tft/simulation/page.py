@@ -12,8 +12,8 @@ REPEATED = 16
 page holds more digests."""
 
 _KEPT = 4
-"""The number of steps whose data positions `Page.keep` keeps. If the rank has more copies of its
-state than this, one position for each copy is kept. A real rank keeps two copies."""
+"""The least number of steps whose data positions `Page.keep` keeps. A rank that keeps more copies of
+its state than this has one position for each copy. A real rank keeps two copies."""
 
 
 class Page:

@@ -245,8 +245,9 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            # without tails, only `window_opens` would use digests of the state, and it cannot
-            # compare them without the hook `tft_compare`: so compute no digests
+            # If the loop does not mark the ends of its steps, only `window_opens` uses digests of
+            # the state. It needs the hook `tft_compare`, which this adaptor does not have. So no
+            # digests are computed.
             return
         look = self._look()
         if look is None:

@@ -152,8 +152,8 @@ def _by_hand(told: _Told) -> Launcher:
     rank, world = told.number("RANK"), told.number("WORLD_SIZE")
     address = told.text("MASTER_ADDR")
     here = address == "localhost" or address.startswith("127.")
-    # if LOCAL_RANK and LOCAL_WORLD_SIZE are not set, assume one machine for all processes if the
-    # address is that of this machine, and otherwise one machine for each process
+    # LOCAL_RANK and LOCAL_WORLD_SIZE may be missing. Then MASTER_ADDR decides: if it is an address of
+    # this machine, all processes are on this machine. If not, each process has its own machine.
     local_rank, local_world = (rank, world) if here else (0, 1)
     said = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & told.environ.keys()
     if "LOCAL_RANK" in said or (said and not here):

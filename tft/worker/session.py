@@ -807,8 +807,9 @@ def refuse_without_skip(data: object) -> None:
     """
     if not callable(getattr(data, "skip", None)):
         raise UsageError(
-            "--skip-batch leaves out batches of steps whose numbers are bad, but the data of this "
-            f"training loop cannot do that: a {type(data).__name__} has no method skip(batches)"
+            "--skip-batch skips the batches of a step whose loss or gradient norm is refused, but the "
+            f"data of this training loop cannot skip batches: a {type(data).__name__} has no method "
+            "skip(batches)"
         )
 
 

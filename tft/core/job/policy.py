@@ -70,10 +70,10 @@ class Policy:
     """How many times a recovery strategy is attempted in one incident. If all attempts fail, the
     next strategy is tried. A new fault restarts the count."""
     backoff: float = 2.0
-    """The time that the job waits before it repeats a recovery strategy. Each further attempt waits
-    this much longer than the attempt before. If more than two attempts are allowed (`attempts`),
-    the second attempt begins at once, and the third is the first that waits. A wait helps if
-    something was missing that becomes available meanwhile."""
+    """The unit of the time that the job waits before it repeats a recovery strategy. If `attempts` is
+    2, the second attempt waits once this time. If `attempts` is larger, the second attempt begins
+    at once, the third waits once this time, the fourth twice this time, and so on. Something that
+    was missing, such as a node with room, may become available meanwhile."""
     patient: int = 3
     """How many times the time limit of an order is restarted if most ranks do not answer the order.
     The likely cause is then the bus, not a rank."""

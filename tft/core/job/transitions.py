@@ -187,9 +187,9 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
     },
     ("DeadlinePassed", S.ENDED): "the job waits for nothing any more, so it has no deadline",
 }
-"""The pairs of a kind of event and a state of the job that cannot occur, each with the reason. All
-other pairs are possible. For example, a report may arrive long after tft has given up the process
-that sent it, when the node of this process can be reached again."""
+"""The events that cannot occur in some state of the job: pairs of a kind of event and a state, each
+with the reason. All other pairs can occur. For example, a report may arrive in any state, long after
+tft has given up the process that sent it, when the node of this process can be reached again."""
 
 
 def kind_of(event: Event) -> str:
