@@ -1,10 +1,10 @@
 """
 Values on which all ranks agree before there are process groups, such as the directory of the logs.
 
-Lightning broadcasts such values from rank 0 while it sets up. Instead, rank 0 writes each value to
-a file in the run directory, in the order of the broadcasts, and the other ranks read the value
-there. A process that replaces a lost rank reads the values that are in the file already, also on
-rank 0. So such a process need not wait for other ranks.
+Lightning would broadcast such values from rank 0 while it sets up. With this module, rank 0 writes
+each value to a file in the run directory, in the order of the broadcasts. The other ranks read the
+value there. A process that replaces a lost rank reads the values that are in the file already, also
+on rank 0. So such a process need not wait for other ranks.
 """
 
 import os
@@ -38,8 +38,8 @@ class Agreed:
 
     def value(self, own: Any, phase: str = "") -> Any:  # Any: of the script or of Lightning
         """
-        Return the next value of `phase`: the argument `own` with which the first process of rank 0
-        has made this call. The values of each phase are counted separately, because a replacement
+        Return the next value of `phase`: what the first process of rank 0 has passed as `own` in
+        the same call. The values of each phase are counted separately, because a replacement
         process leaves some phases out.
 
         Raises `UsageError` if `own` cannot be written.

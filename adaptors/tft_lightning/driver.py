@@ -51,9 +51,9 @@ class Driver:
         self._position: Position | None = None
         self._opened = False
         self._behind: dict[str, Any] | None = None
-        """The state right after the optimizer step of a batch, if the loop has gone back to this
-        moment: then it must first do what Lightning does after the optimizer step. None if the loop
-        begins with the next batch."""
+        """The state to which the loop has gone back, if this is the state right after an optimizer
+        step. The loop must then first do what Lightning does after an optimizer step, such as
+        calling callbacks. None if the loop begins with the next batch."""
         self._last: tuple[int, Any, int, Any] | None = None
         """The last step that this process has completed, with its batch, the batch's number and the
         output of `training_step`."""
@@ -378,9 +378,9 @@ class Driver:
 
 def _complete(progress: Any) -> None:  # Any: the counters of the optimizer have no types here
     """
-    Count an optimizer step as complete in `progress`, Lightning's counters. Gradients are set to
-    zero once in each step, perhaps after the counters were noted. So set the counters of zeroing to
-    those of complete steps.
+    Count an optimizer step as complete in `progress`, Lightning's counters. The counters may have
+    been noted before the gradients of this step were set to zero. Gradients are set to zero once in
+    each step. So set the counters of zeroing to those of complete steps.
     """
     progress.step.increment_completed()
     for zeroed, step in (

@@ -136,9 +136,10 @@ def _restore(loader: Any, noted: dict[str, Any]) -> None:
     if not noted["made"]:
         loader._iterator = None
     elif loader._iterator is None:
-        # An iterator with persistent workers draws random numbers only when it is made, which it
-        # was when the states were noted. So make it now, and undo what this changes: the generators
-        # of the process and the states of the loader's objects.
+        # When the states were noted, this loader had an iterator with persistent workers, which
+        # draws random numbers only when it is made. So make the iterator now, and then undo what
+        # making it has changed: the generators of the process and the states of the loader's
+        # objects.
         drawn = generators()
         loader._iterator = loader._get_iterator()
         restore(drawn)

@@ -66,8 +66,8 @@ def _set_by_frameworks(kind: type) -> frozenset[str]:
 def _left_alone(owner: Any) -> frozenset[str]:
     """
     Return the names of the attributes of `owner` that this module must not keep, because they
-    belong to a framework or are kept in other ways. Those of a metric are its states, and the
-    attributes that the class `Metric` sets.
+    belong to a framework or are kept in other ways. For a metric, these are its states, and the
+    attributes that the classes `Metric` and `Module` set.
     """
     if isinstance(owner, MetricCollection):
         return frozenset(vars(nn.Module()))

@@ -125,9 +125,9 @@ class Reader:
         return self._live.batches(first or 0)
 
     def _reaches(self, first: int, again: bool) -> bool:
-        # With `again`, the iterator must have read batch `first` already. A new iterator, such as
-        # that of a replacement process, would read this batch now, when the loader's objects
-        # already have their state of the end of the step.
+        # With `again`, the present iterator can be used only if it has read batch `first` already.
+        # If it read the batch only now, the loader's objects would have their states of the end of
+        # the step, and not those from before the batch.
         live = self._live
         return live is not None and live.reaches(first, self._epoch(), read=again)
 
@@ -261,8 +261,8 @@ class _Live:
 
     def ahead(self, number: int) -> list[Any]:
         """
-        Return the states that the random generators of the process had before each of those batches
-        was read that come after batch `number` and were read ahead.
+        Return, for each batch after batch `number` that was read ahead, the states that the random
+        generators of the process had before this batch was read.
         """
         read = (self._kept[each] for each in range(number + 1, self._next))
         return [before["drawn"] for _, before, _, _ in read]

@@ -112,7 +112,7 @@ def _continue_csv(logger: Any) -> None:
     if file.exists() and not kept.exists():
         file.rename(kept)
     with warnings.catch_warnings():
-        # Lightning warns that it removes the earlier rows, which are kept here
+        # hide Lightning's warning that it removes the earlier rows, because they are kept here
         warnings.filterwarnings("ignore", message="Experiment logs directory")
         writer = logger.experiment
     if kept.exists():

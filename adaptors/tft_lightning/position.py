@@ -167,7 +167,8 @@ class Position:
         # Give these loaders the state as it was received, without `placed`: they call `placed` when
         # they put the values into the user's objects later.
         self._reader.load(self._gone_back["loader"])
-        if "evaluations" in self._gone_back:  # a checkpoint of an earlier version has none
+        # a checkpoint of an earlier version of tft has no entry `evaluations`
+        if "evaluations" in self._gone_back:
             self._evaluations.restore(self._gone_back["evaluations"])
         self._stepping = state["batch"]
         return state

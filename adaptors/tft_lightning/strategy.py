@@ -217,9 +217,10 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
 
     def _watch_outputs(self, driver: Driver) -> None:
         """
-        Make `driver` note what `training_step` returns, by hooks on the module, through whose
-        forward pass Lightning calls `training_step`. DDP calls the module, and at the end of DDP's
-        own forward pass the rank-local state is captured. So the output must be noted before that.
+        Make `driver` note what `training_step` returns. This is done by hooks on the module,
+        because Lightning calls `training_step` in the module's forward pass. Hooks of DDP, which
+        calls the module, would come too late: at the end of DDP's forward pass, the rank-local
+        state is captured, and must have the output already.
         """
 
         def enters(module: Any, inputs: Any) -> None:
