@@ -73,8 +73,8 @@ class Source:
 
     def begin(self, epoch: int, taken: int) -> None:
         """
-        Go to the batch number `taken` of the epoch `epoch`. No rank may have begun this epoch in
-        this job, so its order of batches is not drawn yet.
+        Go to the batch number `taken` of the epoch `epoch`. Call this method only if no rank has
+        begun this epoch in this job yet, because the order of its batches will be drawn anew.
         """
         self.position = Position(epoch, taken)
 

@@ -233,7 +233,9 @@ class Bookkeeping:
         known = [int(count) for count in counts]
         if max(known):
             entries = _broadcast(own, known.index(max(known)), self._rank, device)
-        else:  # all ranks have loaded a checkpoint, or the ranks that had the entries were lost
+        else:
+            # no rank has the entries with all values: all ranks have loaded a checkpoint, or the
+            # ranks that had these entries were lost
             entries = list(self._missing)
         kinds = [_kind(entry) for entry in own]
         trainer.state.log_history[self._agreed :] = entries

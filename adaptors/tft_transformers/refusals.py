@@ -1,6 +1,6 @@
 """
-Refuses settings of a `Trainer` with which training could not go on after an incident, or would go
-on with other numbers. Everything is checked before anything is changed.
+Refuses settings of a `Trainer` with which training could not go on after an incident, or would
+compute other results than without the incident. Everything is checked before anything is changed.
 """
 
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ def _reasons_of_model(trainer: Any) -> Iterator[str]:
         yield "the Trainer has a model_init: give it a model"
     if trainer.model_wrapped is not trainer.model:
         yield "the model of the Trainer is wrapped already: give it the plain model"
-    # Trainers of Transformers 5.17 do not have this attribute
+    # use `getattr`, because Trainers of Transformers 5.17 do not have this attribute
     loaded_in_parts = getattr(trainer, "is_distributed_loading_by_transformers", False)
     if loaded_in_parts or trainer.is_model_parallel:
         yield "the model is distributed over devices or ranks: only data parallelism is supported"

@@ -93,14 +93,14 @@ class FaultTolerant(Trainer):  # type: ignore[misc]  # Transformers ships no typ
         if self.args.include_num_input_tokens_seen != "no":
             self._tft.steps.perform(partial(super()._track_num_input_tokens, inputs), None)
         if self._computed < self._batches:
-            self._tft.repeats_callback("on_substep_end")  # which the loop calls next
+            self._tft.repeats_callback("on_substep_end")  # the loop calls this callback next
 
     def _clip_grad_norm(self, model: Any) -> Any:
         return self._tft.norm(partial(super()._clip_grad_norm, model))
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = self._tft.norm(partial(super()._get_grad_norm, model, grad_norm=grad_norm))
-        self._tft.repeats_callback("on_pre_optimizer_step")  # which the loop calls next
+        self._tft.repeats_callback("on_pre_optimizer_step")  # the loop calls this callback next
         return norm
 
     # ------------------------------------------------------------ after a step

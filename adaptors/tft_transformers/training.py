@@ -289,8 +289,8 @@ class Training:
                     "place: let compute_loss change a copy"
                 )
             source.position = after
-            # A repetition does not read the items again, which may have drawn random numbers. So
-            # set the generators to their states after the reading.
+            # Reading the items may have drawn random numbers, and a repetition does not read the
+            # items again. So set the generators to their states after the reading.
             source.owners.restore(drawn)
             self.book.agree()
             return count(iter(kept))
@@ -356,15 +356,16 @@ class Training:
             with self.session.update():
                 step()
 
-        self.steps.perform(work, None, waits=False)  # entering and leaving the window waits already
+        # no further wait is needed, because opening and closing the update window waits already
+        self.steps.perform(work, None, waits=False)
         self.in_tail = True
         if self._unchecked and not self.steps.skips:
             self._unchecked -= 1
             self._updated = self._changes()
         if self.steps.skips:
             # The state of this step has come from another rank, where the scheduler has made its
-            # step already. The Trainer does not call the scheduler in this process if the step
-            # counts as an overflow.
+            # step already, so the scheduler must not make a step here. The Trainer does not call
+            # the scheduler if the step counts as an overflow, so let it count as one.
             optimizer._is_overflow = True
 
     # ------------------------------------------------------------ after a step
@@ -416,7 +417,7 @@ class Training:
         try:
             with _gathered():
                 log(self.book.losses())
-        finally:  # a callback may raise
+        finally:  # also if a callback has raised an exception
             trainer.control.should_evaluate, trainer.control.should_save = wanted
             if trainer._globalstep_last_logged != before:
                 self.book.logged()
@@ -440,8 +441,8 @@ class Training:
         """
         Call `function`, which evaluates or predicts. If a callback asks for this between two
         operations, for example in `on_epoch_end`, it becomes an operation, so that it is repeated
-        after a fault. In the tail of a step it does not, because no rank may wait for other ranks
-        there.
+        after a fault. Between the update window and the end of the step it does not become an
+        operation, because no rank may wait for other ranks there.
         """
         if not self.entered or self.finished or self.in_tail or self.steps.inside:
             return function()
