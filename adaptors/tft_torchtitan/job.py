@@ -43,8 +43,8 @@ class TitanJob:
         self._kind: Any = type(f"{owner.__name__}Steps", (TrainerSteps, owner), {"job": self})
         # TorchTitan calls this function once after the update window, to set another time limit for
         # collectives. Replace it by a function that does nothing. tft itself ends collectives that
-        # hang, so no other limit is needed. And the function has a barrier, which must not be in
-        # the tail of a step: a lost rank would interrupt it there.
+        # hang, so no other limit is needed. And the function has a barrier, which must not come
+        # between the update window and the end of the step: a lost rank would interrupt it there.
         titan_groups.set_pg_timeouts = _keep_timeouts
 
     # ------------------------------------------------------------ the objects over the groups
@@ -151,7 +151,7 @@ class TitanJob:
         """
         Save a checkpoint of TorchTitan after the last complete step, and train no step.
         """
-        # only tells tft that this loop marks the ends of its steps
+        # this call ends no step: it only tells tft that this loop marks the ends of its steps
         session.end_step()
         trainer = self._trainer()
         session.expect(_SAVES)

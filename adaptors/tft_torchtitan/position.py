@@ -28,8 +28,8 @@ class Position:
         made it, and that no batch was taken."""
         self._tokens = 0
         self._trainer: Callable[[], Any] = _nobody  # Any: TorchTitan has no types
-        """Returns the trainer whose loader is read, or None. A weak reference, because a trainer
-        keeps the model and the process groups."""
+        """A function that returns the trainer whose loader is read, or None if there is none. It is
+        a weak reference, because a strong one would keep the trainer's model and process groups."""
         self._taken = False
         """True if a batch was taken since the loader was asked for its state."""
 

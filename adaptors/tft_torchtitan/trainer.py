@@ -45,7 +45,7 @@ def postponed(container: Any) -> Iterator[list[None]]:  # Any: TorchTitan has no
     try:
         yield calls
     finally:
-        del container.step  # the method of the class again
+        del container.step  # from now on, `step` is the method of the class again
 
 
 class TrainerSteps:
@@ -116,7 +116,7 @@ class TrainerSteps:
 
     def note_row(self, *args: Any, **kwargs: Any) -> None:
         """
-        Keep the metrics of the present step until the step has ended. Stands for
-        `MetricsProcessor.log`.
+        Keep the metrics of the present step until the step has ended. TorchTitan calls this method
+        in the place of `MetricsProcessor.log`.
         """
         self.row = {"args": list(args), "kwargs": kwargs}
