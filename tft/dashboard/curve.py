@@ -10,8 +10,8 @@ more points, every second point is removed."""
 
 Point = tuple[float, int, float | None]
 """Seconds since the run began, the step, and the mean seconds for a step since the point before.
-The last value is None if the job has not trained all this time, or has returned to an earlier
-step."""
+The last value is None for the first point. It is also None if since the point before the job has
+changed its state (such as from training to repair), or has returned to an earlier step."""
 
 
 class Curve:

@@ -120,8 +120,8 @@ class JobFollower:
 
 async def _passed(news: Awaitable[object], least: float, most: float) -> None:
     """
-    Wait until `news` has come, but for at least `least` seconds. Stop waiting after `most` seconds,
-    or after `least` if that is longer.
+    Wait until `news` has come, but for at least `least` and at most `most` seconds. If `least` is
+    larger than `most`, wait for `least` seconds.
     """
 
     async def waited() -> None:

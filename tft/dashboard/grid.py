@@ -41,9 +41,10 @@ def codes(
 ) -> str:
     """
     Return the letters of all ranks, in the order of the ranks. `slow` are the slow ranks, and
-    `behind` the ranks that hold up the job. If a rank has several states, the state that is marked
-    last counts. `heard` is False as long as heartbeats cannot have arrived; then a missing
-    heartbeat does not mean that the rank is silent.
+    `behind` the ranks that hold up the job. If a rank has several states, the one that comes last
+    in this list counts: it trains or waits, is slow, stands out (see `oddities`), holds up the job,
+    is at fault, is left out. `heard` is False as long as heartbeats cannot have arrived; then a
+    missing heartbeat does not mean that the rank is silent.
     """
     found = bytearray(b"u" * world)
 

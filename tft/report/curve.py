@@ -13,8 +13,8 @@ POINTS = 350
 """The maximum number of points of a curve: one for every two pixels. If there are more values, each
 point stands for a group of values: their median, with a band from the smallest to the largest."""
 LABELS = 40
-"""The marks get their numbers only if there are at most so many marks, because more numbers would
-cover each other."""
+"""The maximum number of marks that are drawn with their numbers. If there are more marks, all are
+drawn without numbers, because the numbers would cover each other."""
 LINE, BAND, MARK = "#0072b2", "#56b4e9", "#d55e00"
 """Colours that colour-blind readers can tell apart."""
 

@@ -263,9 +263,9 @@ def _incidents(read: _Read) -> list[list[Entry]]:
 
 def _story_incidents(read: _Read, run: RunProgress | None) -> list[Entry]:
     """
-    Return the incidents of a run, computed from the story; None stands for the last run. The times
-    in these incidents count from the first evidence of the fault, because only a report can tell
-    when the fault itself happened.
+    Return the incidents of `run`, computed from the story. If `run` is None, use the last run in
+    the story. The times in these incidents count from the first evidence of the fault, because only
+    a report can tell when the fault itself happened.
     """
     stories = _stories(read)
     story = (

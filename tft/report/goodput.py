@@ -40,7 +40,7 @@ class Known:
 
     strategy: str
     total: float | None
-    """The seconds from the fault to the first step of all ranks. None: they are not known."""
+    """The seconds from the fault until all ranks had completed a step again. None: not known."""
     steps_lost: int
 
 
@@ -145,8 +145,8 @@ def together(runs: Sequence[Goodput]) -> Goodput:
 
 def lately(run: Goodput, lost: Mapping[int, int], seconds: float) -> float:
     """
-    Return the goodput of the last `seconds` seconds of one run, as a share. `lost` has the steps
-    that were computed again, by the number of the incident.
+    Return the goodput of the last `seconds` seconds of one run, as a share. `lost` maps the number
+    of an incident to the number of steps that were computed again because of the incident.
     """
     start = max(0.0, run.wall - seconds)
     kept = sum(
@@ -169,7 +169,8 @@ def _spans(progress: RunProgress, incidents: Mapping[int, Known], until: float) 
     spans = [Span(kind=START, start=progress.opened, end=progress.opened)]
     ends = [*(change.at for change in progress.changes[1:]), until]
     started = paused = False
-    for change, end in zip(progress.changes, ends, strict=False):  # a run may have no changes yet
+    # not strict, because a run without changes has an end too, the time `until`
+    for change, end in zip(progress.changes, ends, strict=False):
         started = started or change.state == State.HEALTHY
         paused = change.state == State.PAUSED or (paused and change.state == State.RESUMING)
         kind = _kind(change, started=started, paused=paused)

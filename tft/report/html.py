@@ -1,6 +1,6 @@
 """
 The report of `tft report` as one HTML file. It needs no other file, no network and no script. All
-texts are escaped, because evidence is text of the user's script.
+texts are escaped, because the evidence for a fault may contain text from the user's script.
 """
 
 from collections.abc import Iterable, Sequence

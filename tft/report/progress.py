@@ -143,7 +143,7 @@ def newest_step(path: Path) -> int | None:
     except OSError:
         return None
     for text in reversed(rows):
-        with suppress(ValueError, KeyError, TypeError):  # the row is incomplete, or is none of ours
+        with suppress(ValueError, KeyError, TypeError):  # a row may be incomplete or damaged
             row = json.loads(text)
             if "step" in row:
                 return int(row["step"])

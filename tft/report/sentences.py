@@ -100,8 +100,8 @@ def part_name(part: Part) -> str:
 
 def part_times(part: Part) -> str:
     """
-    Return how often a part occurs, such as `3 incidents`; empty for parts of which a number says
-    nothing.
+    Return how often a part occurs, such as `3 incidents`. Return an empty text if parts of this
+    kind are not counted, or if the number is 0.
     """
     names = {
         INCIDENT: ("incident", "incidents"),
