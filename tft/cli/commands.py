@@ -169,7 +169,9 @@ def broker_command() -> click.Command:
 
         def opened(first: int) -> None:
             click.echo(f"broker at {host}:{first}", err=True)
-            if pulse is not None:  # started here, the thread inherits blocked signals
+            # Start this thread only now, when SIGTERM and SIGINT are blocked. The thread inherits
+            # the blocking, so these signals reach only the thread that waits for them.
+            if pulse is not None:
                 Pulse(pulse).beat_in_thread()
 
         main(host, port, insecure=insecure, curve=curve, opened=opened)

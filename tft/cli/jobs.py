@@ -188,5 +188,6 @@ def _cells(each: Facts, directory: Path) -> tuple[str, ...]:
 def _steps(each: Facts) -> str:
     if each["steps"] is None:
         return "-"
-    # the plus sign: the number is from files, which contain a step a second late, or not at all
+    # a plus sign says that the job may be further than this number: it is from files, which contain
+    # a step a second late, or not at all
     return f"{each['steps']}+" if each["at_least"] else str(each["steps"])

@@ -71,7 +71,7 @@ async def _status(run_dir: Path, *, everything: bool, as_json: bool) -> int:
     facts = None
     if records.report is None:
         facts = await _looked(records)
-        # the job may have ended meanwhile
+        # read the records again, because the job may have ended meanwhile
         records = read_records(run_dir)
     if records.report is not None:
         facts = over(records)

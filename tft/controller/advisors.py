@@ -185,7 +185,7 @@ async def _apart(function: Callable[[], list[object]]) -> list[object]:
 
     def settle(result: list[object] | None, error: BaseException | None) -> None:
         if done.done():
-            return  # the caller was cancelled
+            return  # the caller was cancelled, so nobody waits for the result
         if error is not None:
             done.set_exception(error)
         else:
@@ -197,7 +197,7 @@ async def _apart(function: Callable[[], list[object]]) -> list[object]:
             result = function()
         except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
             failed = error
-        with suppress(RuntimeError):  # the controller has ended meanwhile
+        with suppress(RuntimeError):  # the controller may have closed its event loop meanwhile
             loop.call_soon_threadsafe(settle, result, failed)
 
     threading.Thread(target=run, name="advice", daemon=True).start()

@@ -140,7 +140,8 @@ class ReportFile:
         """
         why = error.strerror or str(error)
         log.error("report_not_written", path=str(self._path), why=why)
-        with suppress(OSError):  # the file of the last words may be on the same disk
+        # this sentence is written to a file too, which may be on the same full disk
+        with suppress(OSError):
             leave_word(
                 self._settings.run_dir,
                 f"the report of the job could not be written to {self._path}: {why}",

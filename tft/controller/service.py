@@ -657,7 +657,7 @@ class Controller:
     def _give_up_after(self, step: int) -> None:
         """
         Set aside the checkpoints of steps later than `step`, because they may contain wrong
-        numbers. When a job returns to an earlier step, its ranks do this. A job that ends returns
+        values. When a job returns to an earlier step, its ranks do this. A job that ends returns
         to no step, so the controller does it.
         """
         try:
