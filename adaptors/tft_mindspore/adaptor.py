@@ -178,7 +178,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 def tft_load(directory: Path, shard: str) -> None:
     callback = model_train()
     if callback is not None and callback.has_saved(directory, shard):
-        # the script itself has loaded the checkpoint of this shard with MindSpore's functions
+        # load nothing, because the script itself has loaded the checkpoint of this shard with
+        # MindSpore's functions
         return
     _hooks.state().load(directory, shard)
 

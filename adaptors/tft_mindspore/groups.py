@@ -3,7 +3,7 @@ The process group of a MindSpore job. It carries out all-reduces, broadcasts, ga
 over host memory, with its own TCP connections instead of MindSpore's collectives.
 
 MindSpore's own collectives on CPU cannot be repaired within a process. After a collective has
-failed, its group cannot be used again, and a new group in the same process returns wrong numbers.
+failed, its group cannot be used again, and a new group in the same process returns wrong results.
 So gradients are reduced over the connections of this module. An all-reduce adds up the arrays in
 the order of the ranks, not in the order of arrival. So every rank gets the same bits, and gets the
 same bits again when the step is repeated after an incident. A call of `Group.shut` on any thread

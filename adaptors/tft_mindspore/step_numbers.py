@@ -33,7 +33,7 @@ class Watch:
     def forget(self) -> None:
         """
         Drop the norms that were recorded until now. They belong to a step that was interrupted, or
-        to arrays that the script has averaged in the tail of a step, which are no gradients.
+        to arrays that the script has averaged after the update of a step, which are no gradients.
         """
         self._squares: float | None = None
         self._own: list[float] = []

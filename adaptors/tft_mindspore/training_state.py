@@ -134,7 +134,7 @@ class Adopted:
         """
         Return the rank-local state at the end of a step. Return None if this state has not changed
         since the update window closed. Also drop the norms of arrays that the script has averaged
-        in the tail of the step, because these arrays are no gradients.
+        after the update, because these arrays are no gradients.
         """
         step_numbers.watch.forget()
         return self._local_state.end_step()

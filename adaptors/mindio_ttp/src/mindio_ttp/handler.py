@@ -31,8 +31,8 @@ def tft_register_exception_handler(
 
     `fault_type` is the name of a `ReportState` (the reason why a rank has left its training loop).
     `fault_handle` is a function that takes the text of such an error and returns the name of the
-    error. The type `fault_type` applies if that name is `fault_pattern`. Any other name must be one
-    that is already known, and decides the type instead.
+    error. If that name is `fault_pattern`, the error has the type `fault_type`. Any other name must
+    be known already, and the error then has the type of that name.
     """
     call = "tft_register_exception_handler"
     # refuse an empty pattern, because an empty pattern would match every error

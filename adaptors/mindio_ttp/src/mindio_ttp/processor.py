@@ -43,8 +43,8 @@ class Reported(TrainingFault):
     A fault that a training program reports about itself with the function `tft_report_error`.
 
     `code` is the error code of the device, and `said` is the text of the program's error. If
-    `polluted` is True, all copies of the training state may have wrong numbers. `not_after` is then
-    the last step whose numbers are right, or None if that step is not known.
+    `polluted` is True, all copies of the training state may have wrong values. `not_after` is then
+    the last step whose training state is right, or None if that step is not known.
     """
 
     def __init__(

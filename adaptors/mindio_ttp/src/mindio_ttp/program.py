@@ -42,8 +42,9 @@ SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}
 """The last argument of the functions in `FUNCTIONS`: `SCALE_IN` when ranks leave the job, and
 `SCALE_OUT` when ranks come back. These are the JSON texts that MindCluster passes."""
 SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The pattern that finds, in the text of an error, the last step whose numbers were right. The
-framework MindSpeed-LLM raises such an error when it finds wrong numbers."""
+"""The pattern that finds, in the text of an error, the last step whose training state was right.
+The framework MindSpeed-LLM raises such an error when it finds that training computes wrong
+values."""
 TICK = 0.05
 """The seconds between two checks whether the other ranks that save a checkpoint have created the
 files with which they announce this."""
@@ -132,7 +133,8 @@ class Program:
     empty."""
     _began_at: int = 0
     """The last complete step of this rank at the time when the present group of ranks was formed.
-    If it is another step at the rollback, this rank was set to another step."""
+    If the last complete step is another one at the rollback, the repair has changed the state of
+    this rank."""
     _with_fewer: bool = False
     """True if the program's function `zit_downgrade_rebuild`, which continues with fewer ranks, was
     called, and not all ranks have come back since."""
@@ -140,8 +142,9 @@ class Program:
     """True if any rank has received state from another rank since this rank was last rolled back.
     """
     _upgrading: tuple[int, ...] = ()
-    """The ranks that come back in the present round. Empty again when the program's function
-    `zit_upgrade_rollback` has succeeded. If it fails, the next round brings the same ranks back."""
+    """The ranks that are coming back to the job. Empty again when the program's function
+    `zit_upgrade_rollback` has succeeded. If that function fails, the next attempt brings the same
+    ranks back."""
     _light: bool = False
     """True if this rank needs no state from other ranks after a memory error. The value is True if
     the program's function `clean` has reported that no content of the device memory is lost."""
@@ -249,9 +252,9 @@ class Program:
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the last step whose numbers were right, by tft's count. `said` is the text of an
-        error about wrong numbers, which names this step. Return None if the text names no step, or
-        if the program's number for step 0 of the job is not known.
+        Return the last step whose training state was right, by tft's count. `said` is the text of
+        an error about wrong values, which names this step. Return None if the text names no step,
+        or if the program's number for step 0 of the job is not known.
 
         Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
@@ -317,7 +320,7 @@ class Program:
         if gathering is not None:
             gathering.abort()
         if self._stopping is None and not self.finished:
-            # the strategy of the repair is chosen only after all ranks have stopped
+            # the repair is not known yet: it is chosen only after all ranks have stopped
             self.repair_type = UNKNOWN
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
@@ -352,7 +355,8 @@ class Program:
             return
         try:
             self.handlers.call("stop", self.args)
-        except (Exception, SystemExit) as error:  # `sys.exit` would end the thread without a word
+        # catch SystemExit too, because `sys.exit` would end this thread without a message
+        except (Exception, SystemExit) as error:
             log.exception("stop_failed")
             self._stop_failed = f"{type(error).__name__}: {error}"
 
@@ -590,8 +594,8 @@ class Program:
     def need(self, shard: str, meta: bytes) -> bool:
         """
         Record that this rank needs the shard `shard` from another rank. `meta` is the description
-        of the copy that `offer` has returned there. Return True, because the program receives the
-        shard only in `rebuild`.
+        of the copy, which `offer` has returned on that rank. Return True, because the program
+        receives the shard only in `rebuild`.
 
         Return False if this rank still has the shard, because its device memory was cleaned without
         loss. Raises `OrderRefused` if the program has registered no repair function.
@@ -626,9 +630,9 @@ class Program:
         Let the program's repair function load the newest checkpoint that the program has saved. All
         ranks do this at the same time. Return the step of the checkpoint, by tft's count.
 
-        As its argument `step`, the repair function gets the last step whose numbers may be right.
-        This step is `not_after`, or the highest step that any rank has completed, whichever is
-        earlier. If `not_after` is None, it is the highest step that any rank has completed.
+        As its argument `step`, the repair function gets the last step whose training state may be
+        right. This is the highest step that any rank has completed. If `not_after` is a lower step,
+        it is `not_after` instead.
         """
         # a new process does not know the program's number for step 0 of the job, so it takes the
         # number from another rank

@@ -136,8 +136,8 @@ def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[
     Return the ranks that leave the job together with `rank`, this rank included.
 
     The ranks from 0 to `world` - 1 can be divided into groups in several ways. For each way,
-    `partitions` has the group that contains `rank`. In each way, the ranks with the same index in
-    their own groups as `rank` in its group leave together with `rank`.
+    `partitions` has the group that contains `rank`. A rank leaves together with `rank` if in one of
+    these ways it has the same index in its group as `rank` has in its group.
 
     Return None if the groups of the other ranks cannot be computed, because the given groups do not
     repeat regularly over all ranks.
