@@ -27,9 +27,9 @@ number of slices of a shard is N minus the reserved steps, so that the controlle
 difference within N steps. If steps are much shorter than the time between two heartbeats of an
 agent, the controller may know of a difference some steps later."""
 SHARE = 8
-"""If N is large, the number of steps that are reserved for sending the digests to the controller is
-N divided by this number. Then more steps are reserved than `ON_THE_WAY`, because one heartbeat may
-carry the digests of several short steps."""
+"""If N is 24 or more, the number of steps that are reserved for sending the digests is N divided by
+this number, and not `ON_THE_WAY`. So more steps are reserved if N is large, because one heartbeat
+may carry the digests of several short steps."""
 
 
 @hookimpl

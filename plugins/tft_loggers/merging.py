@@ -113,8 +113,8 @@ class Merger:
     def _collect(self, final: int, offsets: dict[str, int]) -> dict[int, tuple[float, Values]]:
         """
         Return the values that are new in the files of the ranks, up to the step `final`. The result
-        maps each step to the time of one of its rows and to its values. Set the `offsets` to the
-        ends of the rows that were read.
+        maps each step to the time of one of its rows and to its values. `offsets` maps the name of
+        each file to the offset in bytes up to which it was read, and is updated.
         """
         steps: dict[int, tuple[float, Values]] = {}
         # read the file of the highest rank first, so that the values of lower ranks replace its

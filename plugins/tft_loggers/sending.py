@@ -18,8 +18,8 @@ from tft_loggers.places import FAILED, SENT, STATE, VALUES, read, write
 BATCH = 500
 """The number of rows that are given to the logger before each call of its `flush`."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before a logger that has failed is opened again. The first pause is `FIRST`. Each further
-pause is twice as long as the pause before, up to `LONGEST`."""
+"""Seconds before a logger that has failed is opened again: `FIRST` after the first failure, and
+`LONGEST` at most. The successive pauses are 1, 2, 4, 8, 16, 32 and then always 60 seconds."""
 
 log = structlog.get_logger()
 

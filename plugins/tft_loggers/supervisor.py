@@ -22,9 +22,9 @@ LIMIT = 30.0
 """Seconds for which the controller waits at the end of the job until the loggers have sent the
 remaining values."""
 FIRST, LONGEST = 1.0, 60.0
-"""Seconds before the process of the loggers is started again after it has ended. The pause is
-`FIRST` if the process had run for `STEADY` seconds. Otherwise it is twice the pause before (at
-first twice `FIRST`), up to `LONGEST`."""
+"""Seconds before the process of the loggers is started again after it has ended: `FIRST` after a
+process that had run for more than `STEADY` seconds. If processes end sooner, the successive pauses
+are 2, 4, 8, 16, 32 and then always `LONGEST` seconds."""
 STEADY = 60.0
 """Seconds after which a process of the loggers counts as working. This is also the shortest time
 between two remarks to the operator that the same logger fails."""

@@ -43,11 +43,13 @@ class Wandb:
         if self._run.offline:
             files = self._run_dir.glob(f"wandb/offline-run-*-{self._run.id}/*.wandb")
             return max((step for file in files for step in _steps(file.read_bytes())), default=-1)
-        # wandb's `step` is the number of the next step
+        # subtract 1, because wandb's `step` is the number of the next step
         return int(self._run.step) - 1 if self._run.resumed else -1
 
     def flush(self) -> bool:
-        return False  # wandb sends values in the background and does not say when they are sent
+        # no value is confirmed, because wandb sends values in the background and does not say when
+        # they are sent
+        return False
 
     def close(self, result: str) -> None:
         self._run.finish(exit_code=0 if result in ("completed", "dumped") else 1)

@@ -77,7 +77,7 @@ class Judge:
         Judge the losses and the norm of `step`. If one of them is wrong, raise a `TrainingFault` to
         refuse the update, or only log the finding if the mode is `watch`.
 
-        If the update is not refused, remember these numbers for the judgement of later steps.
+        If the update is not refused, remember the losses and the norm, to judge later steps.
         """
         found, self._found, self._passes = self._found, [], 0
         if not found and numbers.norm is not None:
@@ -94,9 +94,9 @@ class Judge:
 
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Before a `regroup` order (form the process groups again), forget the numbers of `step` and
-        later steps, because these steps are computed again. Forget all numbers if a process was
-        replaced.
+        Before a `regroup` order (form the process groups again), forget the losses and norms of
+        `step` and later steps, because these steps are computed again. Forget all losses and norms
+        if a process was replaced.
         """
         if order != "regroup":
             return

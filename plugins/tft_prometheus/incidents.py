@@ -69,7 +69,7 @@ class Incidents:
         match event, facts:
             case "fault", {"kind": str(kind), "incident": int(number)}:
                 count(self.faults, kind, len(KINDS))
-                # a numeric fault without a rank can only be a refused update, so count it as one
+                # a numeric fault without a rank can only be a refused update, so count it here too
                 self.refused += kind == "numeric" and facts.get("rank") is None
                 self._open(number, at)
             case "strategy_chosen", {"strategy": str(strategy), "incident": int(number)}:

@@ -22,8 +22,8 @@ FLOOR = 60.0
 """The smallest limit for the time without progress, in seconds."""
 FACTOR = 40.0
 """The limit for the time without progress is this factor times the longest of the last steps. It is
-at least twice the limit of the controller, which is 20 median steps or 3 times the longest step.
-So the controller handles a standstill before the limit is reached."""
+at least twice the limit of the controller, which is 20 times the median step or 3 times the longest
+step, whichever is longer. So the controller handles a standstill before the limit is reached."""
 FIRST = 660.0
 """The smallest limit for the first step after a start or an incident, in seconds. The controller
 waits 600 s for the first step of a job."""

@@ -310,7 +310,7 @@ class Judge:
             known.found = None, 0
             return
         if len(known.parts[0].excess) < WINDOW:
-            return  # too few steps are known, so a new process of a slow rank is not fast yet
+            return  # too few steps are known to decide, for example after the process is replaced
         known.found = cause, known.found[1] + 1 if cause == known.found[0] else 1
         if known.found[1] < CERTAIN or known.named == cause:
             return
