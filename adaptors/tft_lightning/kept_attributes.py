@@ -1,7 +1,7 @@
 """
 Keeps attributes of the user's objects in a Lightning training: the module, its submodules, its
 metrics and the data module. Attributes that classes of Lightning and torch set are not kept here:
-what is needed of them is kept in other ways.
+those of them that are needed are kept in other ways.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ class KeptAttributes:
         }
         self._unkept = Unkept(module)
         self._large: set[str] = set()
-        """The objects with attributes that have grown too large."""
+        """The objects, by name, whose attributes have become too large. `report` reports them."""
 
     def watch(
         self,
@@ -123,9 +123,9 @@ class KeptAttributes:
         """
         Begin to look for attributes that change and are not kept.
 
-        `public` keeps the attributes of the module without an underscore. `callbacks` has each
-        callback with the object that keeps its attributes. `data` has the same for each object that
-        a loader uses, and the names of attributes to leave out.
+        `public` keeps those attributes of the module whose names begin without an underscore.
+        `callbacks` has each callback with the object that keeps its attributes. `data` has the same
+        for each object that a loader uses, and the names of attributes to leave out.
         """
         for owner, changes, but in data:
             self._unkept.watch(owner, changes.keeps, but)

@@ -43,7 +43,7 @@ class LogLedger:
     def goes_on(self) -> None:
         """
         Count the calls from the beginning of the present step again, because the loop repeats the
-        step and so its calls.
+        step, and makes the same calls again.
         """
         self._next = (self._step(), 0)
 

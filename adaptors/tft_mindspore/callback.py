@@ -83,8 +83,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._adopted = self._entered = self._retried = False
         self._begins_again = False
         """True after `Model.train` has entered its loop again because of an incident, until the
-        first step in the loop begins. Then the attributes of the other callbacks are restored once
-        more."""
+        first step in the loop begins. When that step begins, the attributes of the other callbacks
+        are restored once more."""
         self.kept: KeptAttributes | None = None
         self.strategies: tuple[str, ...] = ()
         """The strategies that the environment enables, by tft's names, such as `recover`."""

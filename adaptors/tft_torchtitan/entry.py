@@ -50,8 +50,8 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     if session.rank == 0 and session.world > 1:
         warn_of_single_copies(config)
     if config.debug.seed is not None:
-        # This seed is for the random numbers that training draws. The Trainer itself sets the seed
-        # before it makes the weights.
+        # Set the seed for the random numbers that training draws, because the Trainer sets the seed
+        # only for the weights, before it makes them.
         torch.manual_seed(config.debug.seed)
     export = session.export()
     job = TitanJob(session, config, export)

@@ -9,8 +9,8 @@ from typing import Any
 
 class Progress:
     """
-    One of the `others` that the factory gives to tft in `Made`, so that all ranks hold it alike. It
-    changes only in the update window.
+    The factory passes this object to tft in the field `others` of `Made`, so it is a part of the
+    state that is equal on all ranks. It changes only in the update window.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,8 @@ _FRAMEWORKS = frozenset({"torch", "accelerate", "transformers", "datasets"})
 
 _Plain = dict[str, Any]  # Any: plain values
 Drawn = tuple[bytes, Mapping[str, Any]]
-"""The packed states of random generators, and the changed attributes by the place of their object."""
+"""The packed states of random generators, and the changed attributes of each object. An object is
+named by its path from the loader."""
 
 
 class Owners:

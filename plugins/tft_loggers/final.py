@@ -19,8 +19,8 @@ class Final:
     step: int = -1
     """The last final step. -1 if no step is final yet."""
     backs: list[int] = field(default_factory=list)
-    """The steps from whose end the job has continued after it went back to a step before a final
-    step, in the order of these returns. The values of later steps are then logged again."""
+    """One step for each time that the job went back to a step before a final step, the oldest time
+    first: the step from whose end the job continued. The values of later steps are logged again."""
     result: str = ""
     """How the run has ended: `completed`, `dumped`, `failed` or `cancelled`. Empty while it goes
     on."""

@@ -1,5 +1,5 @@
 """
-A histogram in the form in which Prometheus reads it: for each of some bounds, the number of values
+A histogram in the form in which Prometheus reads it: for each bound in a list, the number of values
 up to this bound.
 """
 

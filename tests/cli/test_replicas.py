@@ -436,7 +436,7 @@ def test_missing_pyyaml_is_reported_with_the_package_to_install(
         ("--dp 8 --nodes 0", "8 ranks cannot be spread evenly over --nodes 0"),
         ("--dp 8 --ranks-per-node 0", "8 ranks do not fill nodes of 0 ranks each"),
         ("--dp 8 --nodes 2 --ranks-per-node 4", "--ranks-per-node and --nodes exclude each other"),
-        ("--dp 2 --order tp", "the order of the dimensions names each of"),
+        ("--dp 2 --order tp", "the order of the dimensions must name each of"),
         ("--dp 4 --ep 2 --parameters 1e9", "--parameters also needs --expert-parameters"),
         ("--dp 4 --expert-parameters 1e9", "--expert-parameters must be at most --parameters"),
     ],

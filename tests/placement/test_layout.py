@@ -221,7 +221,7 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         ({"dp": 10**9}, "a job has at most 1000000 ranks, not 1000000000"),
         (
             {"dp": 2, "order": ("tp", "dp")},
-            "the order of the dimensions names each of tp, cp, ep, dp, pp once, as in "
+            "the order of the dimensions must name each of tp, cp, ep, dp, pp once, as in "
             "tp-cp-ep-dp-pp, not tp-dp",
         ),
     ],

@@ -1,6 +1,6 @@
 """
-What several commands share: the option `--run-dir`, and the end of commands that show something
-until the user leaves them.
+Code that several commands use: the option `--run-dir`, and the function that runs a command until
+the user leaves it.
 """
 
 import asyncio

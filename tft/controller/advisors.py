@@ -45,7 +45,8 @@ class Advisors:
         self._asked: set[asyncio.Task[None]] = set()
         self._heed_beats = bool(plugins.hook.tft_on_beat.get_hookimpls())
         self.heed_final = bool(plugins.hook.tft_on_final_step.get_hookimpls())
-        """True if some plugin has the hook `tft_on_final_step`."""
+        """True if some plugin has the hook `tft_on_final_step`, so that the controller must tell
+        plugins up to which step the steps are final."""
         self._complained = False
         self._peers: Mapping[int, tuple[int, ...]] = {}
 

@@ -23,7 +23,7 @@ message, or has just started, gets earlier sentences too."""
 
 class Notices:
     """
-    The last sentences of this controller. It reads no clock: the caller passes the times
+    The newest sentences for consoles. This class reads no clock: the caller passes the times
     (CLOCK_MONOTONIC, in seconds).
     """
 

@@ -194,7 +194,7 @@ class RunFollower:
 
     def _forget(self, facts: Facts) -> None:
         """
-        Drop the remarks about ranks that hold up the job when the job has completed a further step.
+        If the job has completed a further step, drop the remarks about ranks that hold up the job.
         """
         step = -1 if facts["slowest"] is None else int(facts["slowest"]["step"])
         if not self._remarks.behind or facts["open_incident"] is not None:

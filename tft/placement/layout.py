@@ -102,8 +102,8 @@ class Layout:
         if sorted(self.order) != sorted(DIMENSIONS):
             named = "-".join(self.order)
             raise UsageError(
-                f"the order of the dimensions names each of {', '.join(DIMENSIONS)} once, as in "
-                f"{'-'.join(DIMENSIONS)}, not {named}"
+                f"the order of the dimensions must name each of {', '.join(DIMENSIONS)} once, "
+                f"as in {'-'.join(DIMENSIONS)}, not {named}"
             )
         if self.world > WORLD:
             raise UsageError(f"a job has at most {WORLD} ranks, not {self.world}")

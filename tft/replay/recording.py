@@ -34,8 +34,8 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
-"""The smallest number of bytes that a line of a story can have. From it follows how many lines an
-unreadable part of the file may have had at most."""
+"""The smallest number of bytes that a line of a story can have. From this number and the size of an
+unreadable part of the file, the reader computes how many lines the part may have had at most."""
 _WAIT = 10.0
 """How many seconds a write waits for room on a full disk. It is shorter than `pulse.LIMIT`, after
 which a controller counts as hanging. It is long enough that a controller that gives up and is started

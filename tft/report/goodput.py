@@ -244,9 +244,9 @@ def _still(span: Span, samples: Sequence[Sample], step_time: float | None) -> li
 
 def step_times(samples: Sequence[Sample], spans: Iterable[Span]) -> list[tuple[float, float, int]]:
     """
-    Return the time of a step between every two samples within one span of training: the time of the
-    second sample, the seconds for each step, and the number of steps. The times of spans and
-    samples must count from the same moment.
+    Return the time of a step between every two successive samples within one span of training: the
+    time of the second sample, the seconds for each step, and the number of steps. The times of
+    spans and samples must count from the same moment.
     """
     found = []
     for span in spans:
