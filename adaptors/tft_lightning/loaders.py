@@ -246,7 +246,7 @@ class _Live:
         if epoch != self._epoch or first + read > self._next:
             return False
         kept = [self._kept.get(number) for number in range(first, self._next)]
-        # check that no hook and no training_step has changed a batch, such as replaced its tensors
+        # check that no hook and no training_step has changed a batch, for example its tensors
         return all(each is not None and each[3].holds(each[0]) for each in kept)
 
     def trim(self, first: int) -> None:

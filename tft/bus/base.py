@@ -39,7 +39,8 @@ class Present:
     """
     An arrival: another participant of this job is connected.
 
-    The participant may not be subscribed to a topic yet: `Bus.listened` waits for a subscription.
+    Perhaps the participant is not subscribed to its topics yet: `Bus.listened` waits for a
+    subscription.
     """
 
     sender: str

@@ -711,8 +711,8 @@ class Controller:
 
 class Warnings:
     """
-    Logs warnings about messages that are not accepted. The same warning is logged once, because the
-    sender gets no answer to such a message, and so repeats it forever.
+    Logs warnings about messages that are not accepted. The same warning is logged only once. The
+    reason: the sender gets no answer to such a message, and so repeats the message forever.
     """
 
     def __init__(self) -> None:

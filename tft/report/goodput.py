@@ -93,8 +93,8 @@ class Goodput:
     @property
     def share(self) -> float:
         """
-        The goodput: the share of the time that went into steps that were kept. 0 if the run took no
-        time.
+        The goodput: the share of the time that went into steps that were kept, and not computed
+        again later. 0 if the run took no time.
         """
         kept = sum(part.seconds for part in self.parts if part.kind == TRAINING)
         return kept / self.wall if self.wall else 0.0

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 JUMP = 5.0
-"""By how many seconds CLOCK_MONOTONIC and the time of day may disagree about the time since the
-last row. If they disagree by more, the controller counts as one on another machine, or on a machine
-that was restarted, so its CLOCK_MONOTONIC counts from another moment."""
+"""The time since the last row is measured by CLOCK_MONOTONIC and by the time of day. The results
+may differ by this many seconds. If they differ by more, the controller counts as one on another
+machine, or on a restarted machine, so that its CLOCK_MONOTONIC counts from another moment."""
 _TAIL = 1 << 16
 """How much of the end of the file is read, in bytes, to find the newest step."""
 

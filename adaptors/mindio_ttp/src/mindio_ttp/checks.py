@@ -2,8 +2,8 @@
 Checks the arguments of the functions that this package offers in place of the library MindIO.
 
 Each function here checks one kind of argument, and raises an exception if the argument is invalid.
-In their messages, `function` or `caller` is the name of the called function, and `name` is the name
-of the argument.
+Two arguments are only for the message: `function` or `caller` is the name of the function that the
+program has called, and `name` is the name of the checked argument.
 """
 
 import ipaddress

@@ -565,7 +565,8 @@ class Processor:
             # A program that can only save a last checkpoint reports every error as RS_UNKNOWN. If
             # the text of the error says that a connection was lost, the fault is on another rank.
             fault = ("network", False) if is_cut_off(said) else fault
-        # only the first report after the training loop says how the program has left the state
+        # use only the first report after the program has left its training loop, because only this
+        # report says in which state the program has left the loop
         if self._inside:
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
@@ -668,7 +669,7 @@ class Processor:
         Record that the program has loaded a checkpoint of its own, and continues from the end of
         `step`.
 
-        The program reports this loading when it begins. The program also reports a loading in its
+        The program reports this when it begins with a checkpoint. It also reports this in its
         repair function, when tft has asked that function to load a checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)

@@ -450,8 +450,8 @@ class Program:
                 raise OrderRefused(
                     "the job already continues with fewer ranks and cannot give up ranks again: "
                     "the script's function for this can be called only once, because "
-                    "MindSpeed-LLM's function counts from the process groups that it formed the "
-                    "first time"
+                    "MindSpeed-LLM's function always starts from the process groups that it formed "
+                    "the first time"
                 )
             self._with_fewer = True
             left = [rank for rank in self.groups[0].ranks if rank in members]
