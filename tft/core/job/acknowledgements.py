@@ -52,7 +52,8 @@ class Acknowledgements:
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
                 # the job was started from a checkpoint, but the rank holds only the initial state
-                # that its script has made. This state does not count, so record None
+                # that its script has made. Training cannot continue from this state, so record that
+                # the rank holds no state (None)
                 None
             )
         compares = message.at - message.compared
@@ -165,8 +166,8 @@ class Acknowledgements:
         """
         React to an order that a rank could not carry out. `failure` is the reason that the rank
         gives. The table `ORDERS` says what to do, with two exceptions. If the ranks are writing the
-        last checkpoint of the job, plan that checkpoint again, without what this rank could not do.
-        Otherwise, if the rank has lost its device context, replace its process.
+        last checkpoint of the job, plan that checkpoint again, without the part of this rank that
+        has failed. Otherwise, if the rank has lost its device context, replace its process.
         """
         job, attempts, order = self._job, self._attempts, message.order
         job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)

@@ -26,9 +26,9 @@ ALONE = (
     "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
     "session.expect"
 )
-"""A sentence for the user, with the functions that announce a long pause between steps. When a
-process is ended because it hangs, this sentence is added to the evidence of the fault: perhaps the
-process was only busy."""
+"""A sentence for the user that names the functions with which a script announces a long pause
+between steps. When a process is ended because it seems to hang, this sentence is added to the
+evidence of the fault: perhaps the process was only busy."""
 
 
 class Attempts:
@@ -258,9 +258,9 @@ class Attempts:
     def freeze(self, cause: str = "") -> None:
         """
         Begin a new round: give up the recovery plan and the unanswered orders. Order every rank
-        that takes part in training to begin no further update and to report its position. `cause`
-        is the reason that the ranks are told if the incident has neither a fault nor another reason
-        of its own.
+        that takes part in training to begin no further update and to report its position. The order
+        contains a reason: the faults of the incident or, if it has none, the stall that was noticed
+        or why the job must end. If there is no such reason either, `cause` is used.
         """
         job, incident = self._job, self._job.incident
         incident.progress.digesting |= not job.answered_all("compare")

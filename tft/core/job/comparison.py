@@ -65,8 +65,9 @@ class Difference:
     @property
     def unsliced(self) -> bool:
         """
-        True if a part differs that the slice comparison leaves out, such as a buffer of a module.
-        The slice comparison digests a small slice of the copies in each step.
+        True if at least one of the differing parts is never compared by the slice comparison, such
+        as a buffer of a module. The slice comparison digests a small slice of the copies in each
+        step.
         """
         return any(part.startswith(UNSLICED) for part in self.parts)
 
@@ -206,7 +207,8 @@ class Comparison:
         """
         Return those of `ranks` that are to digest their copies as soon as they have left their
         loops at the end of `step`. This is a forecast of what the method `holders` will return when
-        all ranks have left their loops. If it returns further ranks, they must be asked as well.
+        all ranks have left their loops. If `holders` then returns further ranks, the caller must
+        order these ranks to digest their copies, too.
         """
         job, shared = self._job, self._in_several_copies()
         ceiling = job.incident.spread.ceiling
@@ -311,7 +313,7 @@ class Comparison:
         """
         for rank_state in self._job.ranks.states.values():
             # an earlier comparison may have preferred copies of other ranks to the copies of this
-            # rank. Let all of them count again, because those other ranks may be lost now
+            # rank. Let the copies of this rank count again, because the other ranks may be lost now
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         self._distrust_suspects()
         found = self._found()
@@ -333,13 +335,12 @@ class Comparison:
     def _limit(self, found: list[Difference]) -> None:
         """
         Set a limit to the step that all ranks return to: the last step at which the copies that
-        were found to differ were equal. Wrong numbers may have spread with the gradients since
-        then.
+        differ now were found equal. Wrong numbers may have spread with the gradients since then.
 
         If a majority shows which copies are right, or if `policy.corruption` is `continue`, the
-        limit is only a precaution: it is dropped if no copy that respects it is left. If slices are
-        not compared in every step, no limit is set for a difference in which a majority shows the
-        right copy, because the last comparison may be too long ago.
+        limit is only a precaution: it is dropped if all copies that are left are of later steps. A
+        job that does not compare slices in every step sets no limit if a majority shows the right
+        copy. In such a job the last comparison may be long ago, so the limit would undo many steps.
         """
         job, spread = self._job, self._job.incident.spread
         equal = [self._equal(each) for each in found if job.training.sliced]
@@ -548,9 +549,8 @@ class Comparison:
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(equal)
-        # the ceiling (last step whose copies may be used) may still be step `equal`. But the copy
-        # of a rank that holds this very step is one of those that differ, so mark the copy as
-        # disputed
+        # the ceiling (last step whose copies may be used) may still allow step `equal`. A rank
+        # with one of the differing copies may hold this step, so mark its copy as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         return self._corrupted(None, difference.step + 1, why)
@@ -563,7 +563,8 @@ class Comparison:
         """
         job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:  # rule out later copies of this shard, not of the rank's other shards
+        # rule out only the later copies of this shard, not the copies of other shards on the rank
+        for rank in others:
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (

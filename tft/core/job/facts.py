@@ -124,8 +124,8 @@ def note_capture(job: Job, rank_state: RankState) -> None:
     """
     Record that a rank has its rank-local state of the agreed step (the step to which all ranks
     return) on the page that its process uses. A page is shared memory on the node of the rank. If
-    the rank used another page before, its earlier captures are not on the present page. The
-    attribute `reported` keeps those captures that were reported to the controller.
+    the rank used another page before, its earlier captures are not on the present page. So keep the
+    content of these earlier captures, as far as it was reported, in the attribute `reported`.
     """
     step = job.incident.progress.agreed
     rank_state.local_state.since = (

@@ -241,9 +241,9 @@ class Decision:
     """By strategy that must not be chosen: the reason. The strategy was followed and did not help,
     or a recovery plugin has ruled it out."""
     doubtful: tuple[str, str] = ("", "")
-    """A strategy in `failed` that is there because a network fault has occurred again, and the
-    reason that `failed` has for it. If a process turns out to be lost, the loss was the cause, and
-    the strategy may be chosen. Empty texts: there is no such strategy."""
+    """The strategy that the method `fail` has ruled out last, and the reason, if the reason is a
+    repeated network fault. If it turns out later that a process was lost, the loss has caused the
+    network fault, and the strategy may be chosen again. Empty texts: there is no such strategy."""
     advice: Advised | None = None
     """The advice of the recovery plugins in this round. None: there is no advice."""
     awaited: bool = False
@@ -262,16 +262,16 @@ class Decision:
 
     def fail(self, why: str, *, network: bool) -> None:
         """
-        Do not choose the strategy that was followed last any more, for the reason `why`. `network`
-        says that the reason is a network fault.
+        Record that the strategy that was followed last must not be chosen again in this incident.
+        `why` is the reason. `network` is True if the reason is a network fault.
         """
         self.doubtful = (self.base, why) if network else ("", "")
         self.failed[self.base] = why
 
     def excuse(self) -> None:
         """
-        Allow the strategy again that has failed because of a network fault: a process was lost, and
-        the network fault was a consequence.
+        Allow a strategy again that was ruled out because of a network fault. Call this when a
+        process was lost: the network fault was only a consequence of the loss.
         """
         strategy, why = self.doubtful
         if self.failed.get(strategy) == why:  # it has not failed for another reason since

@@ -332,7 +332,7 @@ class Machine:
         why = f"{what} for {event.silence:.1f} s; {allowed} {event.limit:.1f} s"
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # the ranks were only just ordered to train again, so this attempt has failed
+        if again:  # the ranks were ordered to train again and stand still: the attempt has failed
             attempts.again(why)
         else:
             attempts.freeze()

@@ -49,8 +49,8 @@ class Policy:
     `majority`: use the copy that most holders have; without a majority, end the job. `end`: end the
     job. `continue`: use the copy of the majority or, without one, of the lowest rank."""
     skip_batch: bool = False
-    """True: after a numeric fault, all ranks skip the data batches of the steps from the one that
-    they return to up to the faulty step. False: they train on the same batches again."""
+    """True: after a numeric fault and the return to an earlier step, all ranks skip the data
+    batches of the steps up to the faulty step. False: they train on the same batches again."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     keep_checkpoints: int = 0
@@ -100,8 +100,8 @@ class Policy:
     """The limit for building wrappers such as DDP. The wrappers are built by code of the user,
     which may send a whole model to all ranks."""
     gather: float = 3600.0
-    """The limit between two nodes that join the job one after the other, while some ranks still
-    have no node. Nodes may be started by hand, but nobody takes an hour between two nodes."""
+    """While some ranks still have no node: the limit from the moment when one node joins the job
+    until the next node joins. The limit is long, because a person may start the nodes by hand."""
     join: float = 300.0
     """The limit from the start of a process to its call of `Session.run`. In this time the script
     imports its modules and builds the model."""
@@ -125,8 +125,8 @@ class Policy:
     """The limit for a step while step times are not known yet. Compilation and caches make the
     first step slow."""
     stall_floor: float = 3.0
-    """If no rank makes progress for less than this time, no stall is reported, however short the
-    steps are. A busy machine may stop a process for a second now and then."""
+    """A stall is reported only if no rank has made progress for at least this time, even if steps
+    are very short. A busy machine may stop a process for a second now and then."""
     stall_factor: float = 20.0
     """A stall is reported if no rank makes progress for this many median step times."""
     warming: float = 10.0

@@ -168,15 +168,15 @@ class ProcessExits:
             return
         if not rank_state.process.terminating:
             job.history.troubles.setdefault(rank, []).append(job.timing.now)
-        if not job.incident.is_open:  # at the end of an incident, processes are started anyway
+        if not job.incident.is_open:  # when an incident closes, `recall` is called anyway
             self._recovery.takeover.recall()
 
     def could_not_end(self, rank_state: RankState) -> None:
         """
-        Treat a process as ended that its agent was ordered to end and has not reported as ended in
-        time. If the process still runs, it obeys no further order, because orders name the
-        incarnation of each rank. Until its end is reported, start no other process of this rank on
-        the same node.
+        Handle a process whose agent was ordered to end it and has not reported the end in time.
+        From now on the process counts as ended. If it still runs, it obeys no further order,
+        because orders name the incarnation of each rank. Until its end is reported, start no other
+        process of this rank on the same node.
         """
         job = self._job
         step = self._attempts.step_of(rank_state)

@@ -70,7 +70,7 @@ class Restart:
         """
         job, incident = self._job, self._job.incident
         if job.policy.advised or job.succession.warm() or job.returning():
-            return False  # another strategy may be advised, or is possible and comes first
+            return False  # a plugin may advise another strategy, or one before `retry` is possible
         if incident.decision.forced or incident.decision.attempts or incident.turnover.respawns:
             return False
         spread = incident.spread

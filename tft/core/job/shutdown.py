@@ -157,7 +157,7 @@ class Shutdown:
 
     def _save(self, plan: SavePlan) -> None:
         """
-        Order every rank to which the plan of the last checkpoint gives a part to write this part.
+        Order each writer in the plan of the last checkpoint to write its part.
         """
         job, step = self._job, plan.step
         orphans = {
@@ -273,8 +273,8 @@ class Shutdown:
             job.training.last_step = max(job.training.last_step, incident.progress.furthest)
             if job.end.stop is not None and job.end.stop.signal:
                 result, code = "cancelled", 128 + job.end.stop.signal
-        # set no limit for a closed incident: in the incident, the ranks themselves have renamed the
-        # checkpoints of later steps, so that nobody uses these checkpoints
+        # if the incident is closed, no limit is needed: when the ranks returned to an earlier step,
+        # they renamed the checkpoints of later steps, so that nobody uses these checkpoints
         sound = incident.spread.firm if incident.closed is None and result != "completed" else None
         if incident.closed is None:
             incident.closed = job.timing.now
@@ -312,8 +312,8 @@ class Shutdown:
     def end(self) -> None:
         """
         End the job, because all ranks have left or their time to leave is over: order the nodes to
-        end what is left, and return the outcome. Raises `InternalError` if the outcome was not
-        decided before.
+        end all processes that still run, and return the outcome. Raises `InternalError` if the
+        outcome was not decided before.
         """
         job = self._job
         job.incident.tasks = {}

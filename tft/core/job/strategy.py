@@ -321,8 +321,8 @@ class StrategyChoice:
                 incident.spread.lower(advice.not_after)
             incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
-        # if more than two attempts of a strategy are allowed, the second attempt begins at once.
-        # Each later attempt waits `policy.backoff` seconds longer than the attempt before
+        # with more than two allowed attempts, the waits before the second, third and fourth attempt
+        # are 0, 1 and 2 times `policy.backoff`. With two, the second attempt waits `policy.backoff`
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.timing.stay(job.policy.backoff * waits)

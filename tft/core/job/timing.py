@@ -24,8 +24,7 @@ class Timing:
     """The time until which the present state may last, for example a pause, the wait for advice of
     plugins, the wait before another attempt, or the exit of the ranks. None: there is no limit."""
     allowed: float = 0.0
-    """The seconds between the call of the method `stay` that has set the present deadline and that
-    deadline."""
+    """The number of seconds that was passed to `stay` when the present deadline was set."""
 
     def stay(self, seconds: float) -> None:
         """

@@ -187,9 +187,9 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
     },
     ("DeadlinePassed", S.ENDED): "the job waits for nothing any more, so it has no deadline",
 }
-"""The events that cannot occur in some state of the job: pairs of a kind of event and a state, each
-with the reason. All other pairs can occur. For example, a report may arrive in any state, long after
-tft has given up the process that sent it, when the node of this process can be reached again."""
+"""Which kinds of events cannot occur in which states of the job, each with the reason. Everything
+that is not listed can occur. Even a report of a process that tft has given up may arrive in any
+state: it is delivered when the node of that process can be reached again."""
 
 
 def kind_of(event: Event) -> str:
