@@ -30,8 +30,8 @@ _PIECE = 64 * 1024
 _FAREWELL = 1.0
 """Seconds for which the end of `tft run` waits at most until the terminal has taken all output."""
 _LOSS = 5
-"""How important the loss is in a line (`Part.rank`). Where the line is too long, parts with higher
-numbers are left out first."""
+"""How important the training loss is among the parts of the line (`Part.rank`). If the line is too
+long, parts with higher numbers are left out first."""
 _STDOUT, _STDERR = 1, 2
 _CLEAR = b"\r\x1b[K"
 
@@ -145,7 +145,7 @@ class LiveConsole:
 
     def show(self, parts: Sequence[Part]) -> None:
         """
-        Let the thread draw another line. No parts: no line.
+        Let the thread draw another line. If `parts` is empty, the thread removes the line.
         """
         self._parts = parts
         # the pipe is full if the terminal is paused: then nothing needs to be drawn
@@ -196,7 +196,7 @@ class LiveConsole:
         if self._parts and self._in_foreground():
             loss = self._losses.newest()
             told = [] if loss is None else [Part(text=f"loss {loss:.4g}", rank=_LOSS)]
-            # a line as wide as the terminal would move the cursor to the next one
+            # leave one column free: a line as wide as the terminal would move the cursor down
             line = fitted([*self._parts, *told], self._columns() - 1).encode()
         if line != self._drawn:
             self._write(_CLEAR + line)

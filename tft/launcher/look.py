@@ -35,7 +35,7 @@ FRESH = 3.0
 """Seconds without a message after which a part counts as silent. An agent sends ten heartbeats in a
 second, and a controller a `Lead` each second."""
 _SPAN = 10.0
-"""The mean step time is computed from the steps of the last so many seconds."""
+"""The mean step time is computed from the steps that have ended within this many seconds."""
 _REACHES = 0.5  # seconds between two looks at the connection to the broker
 # seconds between two checks whether everything is known: in a large job a message comes each
 # millisecond, and a check takes longer, so a check is not made for each message
@@ -126,7 +126,8 @@ class Watch:
                         self.orders.set()
                     self.lead, self._led = lead, self._clock.now()
                     if lead.state != _HEALTHY:
-                        self._steps.clear()  # else the time of the next step includes the incident
+                        # otherwise the next step time would include the time of the incident
+                        self._steps.clear()
             case News(epoch=epoch, notices=notices):
                 if self.lead is None or epoch >= self.lead.epoch:
                     self.notices = notices
@@ -205,8 +206,8 @@ class Watch:
 
     def pids(self) -> dict[tuple[int, int], int]:
         """
-        Return the pids of the ranks' processes by rank and incarnation. Processes are left out from
-        which the controller has handled no report, or which are not connected any more.
+        Return the pids of the ranks' processes by rank and incarnation. A process is left out if
+        the controller has handled no report from it, or if it is not connected any more.
         """
         names = () if self.lead is None else self.lead.heard
         found = [_RANK.fullmatch(name) for name in names]

@@ -40,8 +40,8 @@ class NewsPrinter:
 
     def rest(self, incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JSON
         """
-        Return the lines about incidents of the report that were not printed, because no message
-        about them has arrived.
+        Return one line for each of the `incidents` (from the report of the job) that was not
+        printed before, because no message about it has arrived.
         """
         missing = [each for each in incidents if each["id"] not in self._incidents]
         self._incidents.update(each["id"] for each in missing)

@@ -76,7 +76,8 @@ class Plan:
     """The number of additional ranks for which the node has room."""
     progress: int | None = None
     """The interval in seconds between two printed lines about the progress of the job. 0: no line.
-    None: a line that is drawn again in a terminal, and elsewhere intervals that grow."""
+    None: a terminal shows one line, which is drawn again and again; elsewhere lines are printed at
+    intervals that grow."""
     goes_on: bool = False
     """True if the nodes of the job are training already without a controller. This launcher
     (`tft lead`) was started again, so that its controller leads these nodes."""
@@ -344,9 +345,11 @@ def check_settings(settings: JobSettings) -> None:
             f"{settings.on_corruption}"
         )
     if settings.save_copies not in ("one", "all"):
-        raise UsageError(f"--save-copies must be one or all, not {settings.save_copies}")
+        raise UsageError(
+            f"--save-copies must have the value one or all, not {settings.save_copies}"
+        )
     if settings.audit not in ("first", "strict", "off"):
-        raise UsageError(f"--audit must be one of first, strict and off, not {settings.audit}")
+        raise UsageError(f"--audit must have the value first, strict or off, not {settings.audit}")
     checkpoint_store_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:

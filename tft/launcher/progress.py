@@ -23,8 +23,9 @@ from tft.sentences import counted, seconds
 
 _EVERY = 0.5  # seconds between two drawings on a terminal
 _FIRST, _LAST = 30.0, 600.0
-"""The first and the longest interval in seconds between two lines without a terminal. Each interval
-is twice the one before, so a short job shows that it trains, and a job of a month has 4,500 lines."""
+"""The first and the longest interval in seconds between two lines without a terminal. The intervals
+are 30, 60, 120, 240, 480 and then 600 seconds. So even a short job shows that it trains, and a job
+of a month prints only about 4,500 lines."""
 _LARGE = 512
 """With this many ranks or more, `tft run` only looks at the job from time to time, even if the line
 is drawn in a terminal. To listen to all heartbeats of a thousand ranks would take a tenth of a
@@ -116,7 +117,8 @@ class Progress:
         took, before = together.step_seconds, self._before
         self._before = (pulse.position.step, pulse.moved) if trains else None
         if before is not None and trains and pulse.position.step > before[0]:
-            # steps take longer than the look, so compute the time from this line and the last one
+            # if no rank has ended two steps during the look, compute the time of a step from the
+            # steps that this line and the line before it show
             took = took or (pulse.moved - before[1]) / (pulse.position.step - before[0])
         still = together.standstill or 0.0
         if still > max(_STANDS, _STEPS * (took or 0.0)):

@@ -26,9 +26,9 @@ from tft.launcher.run_directory import (
 from tft.launcher.summary import to_go_on
 
 _TOLERANCE = 2.0
-"""How many seconds after its pid file was written a process may seem to have begun. The two times
-come from different clocks: the kernel counts the start in ticks since boot, and the file has the
-time of the wall clock, which may be adjusted."""
+"""A process still counts as the one that a pid file names if it seems to have begun up to this many
+seconds after the file was written. The two times come from different clocks: the kernel counts the
+start in ticks since boot, and the file has the time of the wall clock, which may be adjusted."""
 _LAUNCHERS = ("run", "lead")
 
 

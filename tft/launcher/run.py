@@ -88,13 +88,13 @@ _LOOK = 1.0
 _UNHEARD = 10.0
 # seconds without a message of a controller after which a node gives up, if it has heard one before.
 # A controller that is started again is back within seconds, and one that hangs is killed after
-# `pulse.LIMIT`. If node 0 trains on at the other end of a broken network, its controller has long
-# gone on without this node
+# `pulse.LIMIT`. If node 0 still trains and only the network to it is broken, its controller has
+# given this node up long before
 _LONELY = 120.0
 # seconds after which a node that is led by `tft lead` says again that it hears no controller
 _REMINDED = 600.0
-# seconds within which the broker or the controller may be killed five times because it hangs. At
-# the next time the job ends, because such a process would probably hang forever
+# seconds within which the broker or the controller may be killed five times because it hangs. If it
+# hangs a sixth time within these seconds, the job ends: the next process would probably hang too
 _HUNG_WITHIN = 600.0
 # seconds to wait, after an agent was killed, until its reaper has ended the processes left behind
 _ORPHANS_LIMIT = 5.0

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # `tft run` imports this module, and must not import the job 
     from tft.replay.following import StoryFollower
 
 _BEHIND = 2
-"""Steps that a rank must be behind the fastest to stand out. Nodes do not send their heartbeats at
-the same moment, so a difference of one step means nothing."""
+"""How many steps, at least, a rank must be behind the fastest rank to stand out. Nodes do not send
+their heartbeats at the same moment, so a difference of one step means nothing."""
 _STANDS = 1.0
 """A rank does not stand out if it has made no progress, or is behind the fastest rank, for less
 than this many seconds."""
@@ -256,8 +256,8 @@ def _open(situation: Situation) -> Facts | None:
     incident = situation.story.open
     if incident is None:
         return None
-    # the times of a story are those of the controller's machine: they can be compared with the
-    # clock of this machine only if the controller runs here
+    # the times in a story come from the clock of the controller's machine. So the age of the
+    # incident is known only if the controller runs on this machine
     here = bool({"run", "lead"} & situation.records.launchers.keys())
     described: Mapping[str, Any] = situation.story.described(incident)
     return {

@@ -69,11 +69,12 @@ def reasons(incidents: Sequence[dict[str, Any]]) -> list[str]:  # Any: parsed JS
         return []
     software = [fault for fault in last["faults"] if fault["kind"] == "software"]
     if software:
-        # print only the error: a bug of the script is not retried, so why each strategy was
-        # impossible would only hide the error
+        # print only the error. A bug of the script is not retried, so the reasons why each strategy
+        # was impossible would only distract from the error
         lines = _errors(software, last["id"])
     else:
-        # the report of a job without a last checkpoint has the same reasons in `why`
+        # a job without a last checkpoint has the same reasons in the field `why` of its report,
+        # which is printed anyway
         lines = why_not(last) if last["strategy"] == "dump" else []
     return [*lines, *map(refusal_text, last.get("refused", ()))]
 
