@@ -377,10 +377,9 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
     Give old checkpoints a hidden name, so that `sweep` can remove them.
 
-    Of the checkpoints of steps up to `step`, the newest `keep` checkpoints whose files are all
-    present are not changed. All older checkpoints are hidden. If `keep` is 0, no checkpoint is
-    hidden. Each checkpoint is hidden by one rename, so that a half removed directory never counts
-    as a checkpoint.
+    Do not change the newest `keep` checkpoints of steps up to `step` whose files are all present.
+    Hide every checkpoint that is older than these. If `keep` is 0, hide none. Each checkpoint is
+    hidden by one rename, so that a half removed directory never counts as a checkpoint.
     """
     whole = sorted(
         there

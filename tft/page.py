@@ -286,9 +286,11 @@ class Page:
         Record that an update window opens. Count the window as unprotected if no other node has a
         usable capture of the step at this moment.
 
-        Return True if the other node can use the capture of the step only when that node knows that
-        this window has opened. The agent must then send the captures to the other node once more,
-        after the method `move` was called.
+        Return False if the rank-local state is known not to change between the first capture of a
+        step and the update window. The other node can then use the captures that it has. Otherwise
+        return True: the other node can use the capture of this step only when it knows that the
+        window has opened. The caller must then call `move`, and let the agent send the captures to
+        the other node once more.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY

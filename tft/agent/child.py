@@ -107,8 +107,8 @@ class Child:
         _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
-        # an earlier call of `reap_strangers` may have stopped at this process, which was then not
-        # reaped yet, and may have left other ended processes
+        # an earlier call of `reap_strangers` may have stopped at this process, which was not reaped
+        # yet. So reap the other ended processes now
         reap_strangers()
         ended(self)
 

@@ -56,8 +56,8 @@ MANY = 24
 keeps only the newest digests, so older digests must be sent in time."""
 REPEATED = 3
 """For how many of the last heartbeats the agent remembers the number of digests on the page of a
-rank. With these numbers it sends each digest in `REPEATED` - 1 heartbeats, so that no digest is
-lost with one heartbeat."""
+rank. With these numbers the agent sends each digest in two heartbeats (`REPEATED` - 1), so that no
+digest is lost if one heartbeat is lost."""
 
 
 @dataclass(slots=True)

@@ -76,7 +76,8 @@ class Copies:
     def may_be_used(self, rank: int, incarnation: int, step: int) -> bool:
         """
         Return True if the copy of `step` that a process keeps may be used. If the process had to
-        take the copy of another rank instead of its own, only copies of later steps may be used.
+        take the copy of another rank instead of its own, only copies of steps after that copy may
+        be used.
         """
         return step > self._passed_over.get((rank, incarnation), -1)
 

@@ -129,8 +129,8 @@ class Invariants:
                     f"ranks found the steps {sorted(found)}, and all were told to resume from "
                     f"{order.step}",
                 )
-            # record the ranks that are left out only at the rollback order: before that order, the
-            # job may still go back to a later checkpoint of all ranks
+            # record now, and not before the rollback order, without which ranks the job continues:
+            # before this order, the job may still go back to a later checkpoint of all ranks
             without = self._without.get(key, ())
             self._stage.truth.go_on_without(order.step, without)
             for rank in without:

@@ -150,7 +150,8 @@ class AdaptorSpecs:
 
         The hook is called when an update window opens and when it closes, in every step. So the
         hook may take only a few microseconds and must not synchronise the device. `closing` is True
-        when the window closes, and with it the step.
+        when the window closes. The result then counts as the state at the end of the step, unless
+        `tft_end_step` returns a later state.
         """
         raise NotImplementedError
 
@@ -322,8 +323,9 @@ class AdaptorSpecs:
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
         `sound` is the last step at whose end the states of all ranks were compared and found equal.
-        If every copy in memory but the oldest is of a later step than `sound`, drop no copy and
-        make no new one: all ranks must keep a copy of one common step that is known to be equal.
+        All ranks must keep a copy of one common step that is known to be equal. So if there are
+        `copies` copies already, and all except the oldest are of later steps than `sound`, drop no
+        copy and make no new one.
 
         Copy at once what the next step may change before its update window opens. The rest may be
         copied on another thread. In this case return a function that waits until the copy is

@@ -36,7 +36,7 @@ def check_names(names: Collection[str], known: Collection[str]) -> None:
 # ---------------------------------------------------------------- the global generators
 
 
-def global_states(names: Collection[str] = GLOBAL) -> dict[str, Any]:  # Any: each has another type
+def global_states(names: Collection[str] = GLOBAL) -> dict[str, Any]:  # Any: states differ in type
     """
     Return, by name, the states of the global generators that `names` contains. Ignore all other
     names.

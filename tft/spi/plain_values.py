@@ -1,8 +1,8 @@
 """
 Turns values of the user's objects into copies in a plain form, which can be packed into bytes, and
-makes the values again from this form. A value that has a plain form is called plain. Plain are
-numbers, texts, arrays of numpy, random generators, and lists, tuples, sets, deques, dicts and
-dataclasses of such values. An adaptor adds the tensors of its framework.
+makes the values again from this form. A value that has a plain form is called plain. Numbers,
+texts, arrays of numpy and random generators are plain, and so are lists, tuples, sets, deques,
+dicts and dataclasses of plain values. An adaptor adds the tensors of its framework.
 
 The plain form of a list is a list, and that of most dicts is a dict. For values of other types it
 is a dict with the key `_KIND`, under which the name of the type is stored. Texts, floats and the
@@ -35,8 +35,8 @@ LARGE = f"has more than {LIMIT // 1024} KiB"
 """The argument `why` of `unkept_sentence` for an attribute that is larger than `LIMIT`."""
 SCALARS: frozenset[Any] = frozenset({bool, int, float, str, bytes, type(None)})
 AS_THEY_ARE: frozenset[Any] = frozenset({bool, float, str, bytes, type(None)})
-"""The types whose values are their own plain form. (So are integers, unless they are too large to
-be packed.)"""
+"""The types whose values are their own plain form. Integers are not in this set, because an integer
+that is too large to be packed has another plain form."""
 _CONTAINERS: frozenset[Any] = frozenset(
     {list, tuple, set, frozenset, deque, dict, OrderedDict, Counter, defaultdict}
 )
@@ -186,11 +186,11 @@ class PlainValues:
     # Any: an attribute, and its plain form
     def marked(self, value: Any, form: Any, owns: Owns) -> Any:
         """
-        Return `form`, the result of `plain` for `value`, with a mark (`Anew`) at each changeable
-        object for which `owns` returns False. The attribute did not refer to such an object before
-        training: it may be an item of a dataset. When the value is put back, the attribute may
-        refer to another item. So `into` does not write into the object at the place of a mark, but
-        makes a new object.
+        Return `form`, the result of `plain` for `value`, with marks (`Anew`). Each changeable
+        object in `value` for which `owns` returns False gets a mark. The attribute did not refer to
+        this object before training, so the object may be an item of a dataset. When the value is
+        put back, the attribute may refer to another item, which must not be changed. So `into`
+        makes a new object at the place of a mark.
         """
         if is_changeable(value) and not owns(value):
             return of_kind("anew", form)
@@ -242,7 +242,7 @@ class PlainValues:
             return _unmarked(old, value)
         if id(old) in filled:
             return old if self._same(filled[id(old)][1], value) else _unmarked(old, value)
-        filled[id(old)] = old, value  # before its parts: they may refer to `old`
+        filled[id(old)] = old, value  # before the parts are put back: they may refer to `old`
         found = self._into(old, value, filled, owns)
         if found is old:
             return old
@@ -540,7 +540,8 @@ def _path(value: Any, depth: int) -> Any:
 
 
 def _enum(value: Any, depth: int) -> Any:
-    if value.name not in type(value).__members__:  # a combination of flags has no name
+    # the value may be a combination of flags, which is no member and so has no name of its own
+    if value.name not in type(value).__members__:
         raise NotPlain
     return of_kind("enum", [_named(type(value)), value.name])
 
@@ -611,9 +612,9 @@ def no_function() -> None:
 # Any: attributes may have any type
 def _unmarked(old: Any, value: Any) -> Any:
     """
-    Return `value` without marks (see `PlainValues.marked`), to take the place of `old`.
-    Defaultdicts get back their function, and dicts of a user's class their class, if `old` has one
-    at the same place.
+    Return `value` without marks (see `PlainValues.marked`), to take the place of `old`. A
+    defaultdict gets the function, and a dict of a user's class gets the class, that the object at
+    the same place in `old` has.
     """
     value = _bare(value)
     _lend_functions(old, value)
@@ -655,9 +656,9 @@ def _lacks_function(value: Any) -> bool:
 
 def _part(old: dict[Any, Any], key: Any, value: Any) -> Any:
     """
-    Return the entry `key` of the dict `old`, into which `value` is put back. If there is no such
-    entry and `value` is a defaultdict that lacks its function, let the function of `old` make the
-    entry: the defaultdict that it makes may have the function.
+    Return the entry `key` of the dict `old`. The caller takes from this entry what `value` lacks.
+    If `old` has no such entry, and `value` is a defaultdict that lacks its function, return what
+    the function of the defaultdict `old` makes: this may be a defaultdict with the function.
     """
     if key not in old and _lacks_function(value) and not _lacks_function(old):
         made = getattr(old, "default_factory", None)
