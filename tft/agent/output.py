@@ -44,7 +44,7 @@ class Console:
         self._written = 0
         self._left_out = 0
         # a daemon thread, because a write to stdout may block forever, and the agent must be able
-        # to end all the same
+        # to end nevertheless
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 

@@ -250,8 +250,8 @@ class Ranks:
     def kill(self, order: Kill) -> None:
         """
         Carry out an order to end an incarnation of a rank. Older incarnations of the rank are ended
-        too. If the incarnation was never started, it is reported as killed all the same, and is
-        never started.
+        too. If the incarnation was never started, report it as killed nevertheless, and never start
+        it.
         """
         rank_state = self._rank_state(order.rank)
         if order.incarnation < rank_state.incarnation:

@@ -1,6 +1,6 @@
 """
-Tells the user which package makes the framework of a script fault tolerant. `tft run` does so if
-the script has trained no step under tft.
+Tells the user which package makes the framework of a script fault tolerant. `tft run` prints this
+advice if the script has trained no step under tft.
 
 A package registers a sentence in the entry point group `FRAMEWORKS`. The name of the entry point is
 the module that scripts of the framework import.

@@ -49,7 +49,7 @@ def exit_code(result: int, stopped_by: int | None) -> int:
 
     `result` is the exit code that the end of the job gives. `stopped_by` is the signal that asked
     `tft run` to end the job, or None. After a signal the exit code is 128 + the signal number,
-    unless the job completed all the same.
+    unless the job completed nevertheless.
     """
     if stopped_by is None or result == COMPLETED:
         return result

@@ -613,7 +613,7 @@ class NodeLauncher:
 
     async def _show_progress(self, console: Console) -> None:
         """
-        Show the progress of the job. If the progress cannot be shown, the job goes on all the same.
+        Show the progress of the job. If the progress cannot be shown, the job goes on without it.
         """
         settings = self._plan.settings
         there = JobThere(

@@ -79,9 +79,9 @@ def living_run(run_dir: Path) -> str | None:
     Return the id of the run of this directory if its nodes still train, although its controller may
     have ended. Return None if there is no such run.
 
-    The nodes still train if the run has written no report, and if the launcher of some node is
-    alive and was started before the last entry of the story was written. A launcher that was
-    started later belongs to the next run.
+    The nodes still train if the run has written no report and the launcher of some node is alive.
+    The launcher must have been started before the last entry of the story was written, because a
+    launcher that was started later belongs to the next run.
     """
     try:
         told = (run_dir / STORY).stat().st_mtime_ns

@@ -234,8 +234,9 @@ class Answered:
     """For `rollback`: a sentence that says which part of the rank-local state was lost and so could
     not be restored. Empty: everything was restored."""
     inexact: tuple[str, ...] = ()
-    """Sentences about code in the loop of this rank that an incident cannot undo or repeat exactly,
-    such as code in the tail of a step (after the update) that draws random numbers."""
+    """Sentences about code in this rank's loop whose effect cannot be undone or repeated exactly in
+    an incident. An example is code in the tail of a step (after the update) that draws random
+    numbers."""
     tails: bool = False
     """True if the loop of this rank marks the end of each step. Then a step does not end with its
     update window, but at this mark."""
@@ -638,8 +639,8 @@ class Pulse:
     incarnation: int
     position: Position
     training: bool
-    """True if the rank is inside the user's function `train`. Outside of this function a rank may
-    make no progress for long without hanging, so its standstill is not counted."""
+    """True if the rank is inside the user's function `train`. Outside of this function, a rank may
+    make no progress for long although it does not hang, so its standstill is not counted."""
     moved: float
     """The time when the training thread last made progress (CLOCK_MONOTONIC, seconds)."""
     digests: tuple[SliceDigest, ...] = ()

@@ -519,8 +519,8 @@ class Invariants:
         Return whether the controller could not know that `content` is wrong.
 
         Content of a polluted update is excused until the controller knows of that update. Such
-        content is also excused if `order` was sent in an earlier round than the one in which the
-        controller learnt of the update. With `late`, content of a polluted update is always
+        content is also excused if `order` was sent in a round that began before the controller
+        learnt of the update. With `late`, content of a polluted update is always
         excused. Content that a silent corruption changed is always excused here, and so is content
         computed from it: `copies.py` and `slices.py` check whether the comparison of copies finds
         it.

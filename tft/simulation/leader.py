@@ -69,8 +69,8 @@ def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
 @dataclass(slots=True)
 class _Timers:
     """
-    The calls of its own methods that a controller has requested from the virtual clock, and that
-    were not made yet.
+    The calls of a controller's methods that are scheduled on the virtual clock and were not made
+    yet.
     """
 
     news: bool = False
@@ -176,8 +176,8 @@ class Leader:
 
     def hear_beat(self, beat: Beat) -> None:
         """
-        Handle the heartbeat of a node. Report a stall when no rank moves, and nodes that have sent
-        no heartbeat for too long.
+        Handle the heartbeat of a node. Report a stall when no rank moves. Also report each node
+        that has sent no heartbeat for too long.
         """
         if not self.leads:
             return

@@ -88,9 +88,9 @@ class Truth:
     trained with fewer ranks. Content that no part of the cluster can recognize as wrong becomes the
     truth, and so does content that is reported as inexact.
 
-    In the tail of a step a shard takes three contents in turn. After the update window, its
-    settings are still those of the step before. Then the shard has its new settings. At the end of
-    the step the shard is complete.
+    In the tail of a step a shard has three contents, one after another. After the update window,
+    its settings are still those of the step before. Then the shard has its new settings. At the
+    end of the step the shard is complete.
     """
 
     def __init__(self, seed: int, *, tails: bool = False) -> None:

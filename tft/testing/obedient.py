@@ -151,9 +151,9 @@ class ScriptedRank:
 
     def must_stop_before(self, order: RankOrder) -> bool:
         """
-        Return True if `order` is a compare or regroup order that the rank cannot carry out yet,
-        because it was frozen in the same round and has carried out no stop order since. A real
-        worker too carries out these orders only after the stop order.
+        Return True if `order` is a compare or regroup order that must wait for a stop order: the
+        rank was frozen in the same round, and has carried out no stop order since. A real worker
+        too carries out these orders only after the stop order.
         """
         heard = self.orders
         return (

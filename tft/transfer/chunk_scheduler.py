@@ -96,7 +96,7 @@ class ChunkScheduler:
 
     def quiet(self) -> bool:
         """
-        Return True if certainly no source thread is writing a chunk to the buffers now.
+        Return True if it is certain that no source thread is writing a chunk to the buffers now.
 
         If the result is True after `close`, no source thread will write to the buffers again.
         """

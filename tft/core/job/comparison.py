@@ -87,9 +87,9 @@ def differences(
 ) -> list[Difference]:
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
-    shard to the ranks that hold it, `copies` maps each rank to the digests of its copies. If a rank
-    has ended the step, only copies of ranks that have ended it are compared, because the copies of
-    ranks that left their loops in the tail of the step will be replaced anyway.
+    shard to the ranks that hold it, `copies` maps each rank to the digests of its copies. Some
+    holders of a shard may have left their loops in the tail of the step. Their copies are not
+    compared if another holder has ended the step, because its copy will replace them anyway.
     """
     found = []
     for shard, ranks in groups.items():
@@ -443,9 +443,9 @@ class Comparison:
     def _found(self, **which: bool) -> list[Difference]:
         """
         Return the differences between the copies that ranks hold. `which` has the arguments for the
-        method `_differences`. If the initial states (step 0) of a shard were not equal when
-        training began, their differences are only logged and not returned, because the script may
-        send the state of one rank to the other ranks later.
+        method `_differences`. Leave out differences between the initial states (step 0) of a shard
+        if these states were not equal when training began. Such differences are only logged,
+        because the script may send the state of one rank to the other ranks later.
         """
         found = self._differences(**which)
         self._note_equal_start(found)

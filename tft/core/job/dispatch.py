@@ -67,9 +67,9 @@ class Dispatch:
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
         Handle one report. `sender` is the name on the bus of the process that sent it. `reaction`
-        is the entry of the table `REACTIONS` for this report in the present state of the job.
-        Ignore reports about a rank from any other process than the one that was accepted for this
-        rank. Only a `Faulted` report of an earlier process may still say that numbers are wrong.
+        is the entry of the table `REACTIONS` for this report in the present state of the job. Each
+        rank has one accepted process: ignore reports about the rank from other processes. Only a
+        `Faulted` report of an earlier process may still say that numbers are wrong.
         """
         match message:
             case NodeJoined():

@@ -1,7 +1,7 @@
 """
-The table of the orders to ranks. For each order, the table has the time limit, the phase of the
-incident report in which the time of the order is counted, and what the job does when ranks answer
-late or cannot carry out the order.
+The table of the orders to ranks. For each order, the table has the time limit, and the phase of the
+incident report in which the time of the order is counted. The table also says what the job does
+when ranks answer late or cannot carry out the order.
 
 `deadlines.py` reacts to late answers, `acknowledgements.py` to failures.
 `docs/reference/machine.md` shows the table.

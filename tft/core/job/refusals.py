@@ -28,7 +28,7 @@ class RefusedStep:
     """One entry for each attempt to compute the step: by rank, the digests of the losses and
     gradients that the rank has computed."""
     refused: int = 0
-    """The number of attempts to compute the step in which the update was refused."""
+    """How many of the attempts to compute the step have ended with a refusal of the update."""
     reasons: dict[int, str] = field(default_factory=dict)
     """By rank: why the rank has refused the update in the last attempt with a refusal."""
     skipped: int = 0

@@ -324,9 +324,9 @@ class Restart:
         """
         Make sure that later incidents do not use out-of-date state of ranks that do not take part
         in training. The other ranks continue from the end of `step` and compute later steps again.
-        So do not use copies and rank-local state of steps after `step`. If a rank that does not
-        take part left its loop in the tail of a step (the code after the update), do not use its
-        copies at all, because other ranks may have come further in that tail.
+        So do not use copies and rank-local state of steps after `step`. A rank that does not take
+        part may have left its loop in the tail of a step (the code after the update). Do not use
+        any copy of such a rank, because other ranks may have come further in that tail.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
@@ -472,9 +472,9 @@ class Restart:
         returned.
 
         The functions must be called again if any rank, alive or lost, may not have completed them
-        or may have called them with a wrong copy of the state. They are also called again if this
-        is not known, as for a rank that was lost with its node, or at the step of the checkpoint
-        from which the job was started.
+        or may have called them with a wrong copy of the state. If this is not known, they are
+        called again, too. It is not known for a rank that was lost with its node, and at the step
+        of the checkpoint from which the job was started.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(

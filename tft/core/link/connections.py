@@ -109,8 +109,8 @@ class Connections:
 
     def nodes(self) -> set[int | None]:
         """
-        Return the nodes that have a connected process. The value None is among them if a connected
-        rank has no node (`home` has returned None).
+        Return the nodes that have a connected process. If the function `home` has returned None
+        for a connected rank, None is among the returned values.
         """
         return {self._node(kind, number) for kind, number, _ in self._present}
 

@@ -64,8 +64,8 @@ class HangDetection:
     def limit(self) -> float:
         """
         Return how many seconds the job may stand still before this counts as a stall. The job
-        stands still while no rank makes progress. If no rank is in its training loop, then none is
-        in a step, so the step times do not matter.
+        stands still while no rank makes progress. If `out` is True, because no rank is in its
+        training loop, the step times are not used.
         """
         learnt = self._policy.stall_floor
         if not self.out:

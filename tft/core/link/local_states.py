@@ -51,7 +51,7 @@ class _Sent:
     kept: Version = (-1, 0)
     """The newest version of the captures that the keeper is known to have completely."""
     contents: frozenset[str] = frozenset()
-    """The digests of the contents that the keeper has."""
+    """The digests of the contents that the keeper has, so that they need not be sent again."""
 
 
 class Sending:
@@ -118,8 +118,8 @@ class Sending:
     def heard(self, message: LocalStatesKept) -> Version | None:
         """
         Record an answer of the keeper. Return the newest version of the rank's captures that the
-        keeper has completely, or None if the answer is not meant for this agent, comes from another
-        keeper, or says that contents are missing.
+        keeper has completely. Return None if the answer says that contents are missing, comes from
+        another keeper, or is not meant for this agent.
         """
         if (message.keeper, message.node, message.pid) != (self.keeper, self._node, self._pid):
             return None
