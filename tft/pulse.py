@@ -5,7 +5,7 @@ or a container runtime has frozen it, or its event loop is blocked.
 
 A hanging process cannot be continued, unlike one that was stopped with SIGSTOP (`tft.stopped`). Its
 parent kills it and starts another one, because a hanging controller, broker or store holds up the
-whole job.
+whole job. A hanging agent is not killed, because its ranks would die with it.
 """
 
 import asyncio

@@ -66,8 +66,8 @@ def ending_code(pid: int) -> int | None:
     """
     Return the exit code of a process that is ending: its exit status, or the negative number of the
     signal that ends it. Return None if the process is not ending, or does not exist any more.
-    Return None also if its exit status is 0, because the kernel shows 0 as well to a reader that
-    may not see the status.
+    Return None also if its exit status is 0, because the kernel shows 0, too, if this process is
+    not permitted to see the status.
     """
     try:
         told = Path(f"/proc/{pid}/stat").read_text()

@@ -4,9 +4,9 @@ The console of `tft run`: shows the line about the progress of the job.
 On a terminal the line stands at the bottom and is drawn in place. It must not be mixed into the
 output of the ranks, which the agent writes to its stdout. So everything that this process and its
 children write to the terminal goes through a pipe. A thread copies from the pipe to the terminal.
-The thread clears the line before it copies something, and draws the line again afterwards. A
-terminal that is paused or gone stops only this thread: the agent leaves out lines when the pipe is
-full, as it does with a paused terminal.
+The thread clears the line before it copies something, and draws the line again afterwards. If
+the terminal is paused or gone, only this thread stops: when the pipe is full, the agent leaves out
+lines and goes on.
 """
 
 import os

@@ -526,8 +526,8 @@ class NodeLauncher:
         checkpoint. After the second signal, all processes are killed.
 
         A SIGHUP is ignored as a second signal: when a terminal closes, the kernel and the shell
-        both send one. If another launcher has placed the rank of this node, every second signal is
-        ignored.
+        both send one. If another launcher has placed the rank of this node, a second signal of any
+        kind is ignored.
         """
         if not self._stop.done() and not self._over.done():
             self._stop.set_result(number)

@@ -151,7 +151,7 @@ class AdaptorSpecs:
         The hook is called when an update window opens and when it closes, in every step. So the
         hook may take only a few microseconds and must not synchronise the device. `closing` is True
         when the window closes. The result then counts as the state at the end of the step, unless
-        `tft_end_step` returns a later state.
+        `tft_end_step` returns a changed state.
         """
         raise NotImplementedError
 

@@ -108,7 +108,7 @@ class Ask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    A report of the program that starts the ranks, to the agent, on a process of a rank.
+    A report about a process of a rank. The program that starts the ranks sends it to the agent.
 
     A process that has ended is not reaped until the agent asks for that. Until then no other
     process can get the same pid.

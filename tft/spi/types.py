@@ -377,7 +377,7 @@ class StepLogger(Protocol):
     """
     A logger to which the values of a job are sent. All methods are called on the same thread, in a
     process that does not train, so they may be slow. If a method raises an exception, the logger is
-    opened again later, and gets the values that were not flushed once more.
+    opened again later, and gets again all values that were not flushed.
     """
 
     def log(self, step: int, values: Mapping[str, float], at: float, *, again: bool) -> None:

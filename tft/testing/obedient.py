@@ -231,9 +231,8 @@ class ScriptedRank:
         """
         Carry out an order. Return None, or the reason why the rank could not carry it out.
 
-        The function `gives` takes the number of a rank, and returns the steps whose state this rank
-        can send to other ranks. `stuck` is True if this rank was interrupted in the all-reduces of
-        its next step.
+        `gives(rank)` returns the steps whose state that rank can send to other ranks. `stuck` is
+        True if this rank was interrupted in the all-reduces of its next step.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"

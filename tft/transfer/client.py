@@ -73,9 +73,9 @@ def fetch(
     (`Preparing`).
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. Raises it also within a few times `TICK` seconds after another thread has set
-    `abandoned`. After an error the content of the buffers is undefined. No thread writes to the
-    buffers any more when this function returns or raises.
+    its failure. If another thread sets `abandoned`, raises `TransferFailed` as well, within a few
+    times `TICK` seconds. After an error the content of the buffers is undefined. No thread writes
+    to the buffers any more when this function returns or raises.
     """
     clock = SystemClock()
     began, scheduler = clock.now(), ChunkScheduler(len(transfer.sources))

@@ -259,8 +259,8 @@ class Attempts:
         """
         Begin a new round: give up the recovery plan and the unanswered orders. Order every rank
         that takes part in training to begin no further update and to report its position. The order
-        contains a reason: the faults of the incident or, if it has none, the stall that was noticed
-        or why the job must end. If there is no such reason either, `cause` is used.
+        contains the first of these reasons that is known: the faults of the incident, the stall
+        that was noticed, why the job must end, `cause`.
         """
         job, incident = self._job, self._job.incident
         incident.progress.digesting |= not job.answered_all("compare")

@@ -162,7 +162,7 @@ def note_early(job: Job, step: int) -> None:
     """
     Add a reservation (a reason why training may not continue exactly) to the incident for each rank
     whose rank-local state of `step` may be out of date. The last known state of such a rank was
-    captured before the end of the step, and the rank is known to change its state until then.
+    captured before the end of the step, and the rank was seen to change its state late in a step.
     """
     early = [
         s.rank

@@ -133,8 +133,8 @@ class Faults:
     def noticed(self, message: Noticed) -> None:
         """
         Handle a fault of a rank that an observer outside the rank has noticed, such as a hang or
-        damaged memory. If nothing can be done about the process of the rank, log why not. Even then
-        no rank keeps copies that the message says are wrong.
+        damaged memory. If nothing can be done about the process of the rank, log why not. Even
+        then, do not use copies that are wrong according to the message.
         """
         job = self._job
         rank_state = job.ranks.states.get(message.rank)

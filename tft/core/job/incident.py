@@ -303,7 +303,7 @@ class Turnover:
     filled in when the incident closes."""
     at_fault: dict[tuple[int, float], tuple[int, str]] = field(default_factory=dict)
     """By rank and time of the first evidence of a fault: the pid of the process that held the rank
-    then (0: it had none), and the host of its node. Entries are only for the report."""
+    then (0: the rank had none), and the host of its node. Entries are only for the report."""
     started: int = 0
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)

@@ -59,11 +59,11 @@ class Integrity:
 
     def traced(self, event: CorruptionTraced) -> None:
         """
-        Name the ranks that had a wrong copy in the `corruption` faults of the incident that was
-        opened when copies differed. These faults named no rank so far, because no majority showed
-        which copy was right. Do nothing if training may not have continued bit for bit after that
-        incident, or if yet another rank had a wrong copy: gradients then differ for another reason,
-        and prove nothing about these copies.
+        Record in the report of an earlier incident which ranks had a wrong copy. The `corruption`
+        faults of that incident name no rank so far, because no majority showed which copy was
+        right. Do nothing if training may not have continued bit for bit after that incident, or if
+        yet another rank had a wrong copy: gradients then differ for another reason, and prove
+        nothing about these copies.
         """
         job = self._job
         incident = self._incident(event.incident)

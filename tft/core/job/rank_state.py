@@ -60,7 +60,7 @@ class LocalState:
     by the agent after it had found that the process has ended."""
     early: frozenset[int] = frozenset()
     """The steps in `reported` whose state may be out of date. The state was captured before the end
-    of the step, and the state of this rank is known to change until the end of a step."""
+    of the step, and this rank was seen to change its rank-local state late in a step."""
     until: int | None = None
     """The step after which the job continued without the rank. Rank-local state that the rank has
     captured in later steps must not be used. None: the rank takes part in training."""

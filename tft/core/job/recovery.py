@@ -279,8 +279,8 @@ class Recovery:
 
     def _groups_can_be_formed(self) -> bool:
         """
-        Return True unless ranks are forming process groups that can never be formed. In that case
-        begin a new round, and return False. Call this only when all ranks have digested their
+        If ranks are forming process groups that can never be formed, begin a new round and return
+        False. Otherwise return True. Call this only when all ranks have digested their
         copies: a rank that digests cannot stop for a new round, and would soon count as hanging.
         """
         job, incident = self._job, self._job.incident

@@ -211,9 +211,9 @@ class Job:
     def not_checkpointed(self, rank: int | None, step: int, why: str) -> None:
         """
         Record that the periodic checkpoint of `step` could not be written. `rank` has reported
-        this, or is None if no rank has. Log only the first failure for each rank and reason,
-        because the reason may last, as with a full disk. Log each missed checkpoint once, without
-        a reason.
+        this, or is None if no rank has. Log `checkpoint_failed`, with the reason, only at the
+        first failure for each rank and reason, because the reason may last, as with a full disk.
+        Log `checkpoint_missed`, without the reason, once for each missed checkpoint.
         """
         self.checkpoints.found(step)
         steps = self.checkpoints.missed.setdefault((rank, why), [])

@@ -206,9 +206,9 @@ class RankMachine:
                 return [*leave, *self._abort(event.at)]
             case _, order:
                 execute = Execute(name=event.name, order=order)
-                # the order `Compare` must come first: it is begun by the training thread, which may
-                # wait long for other ranks while it forms groups. It can arrive after `Regroup` if
-                # it was lost and sent again
+                # `Compare` must come before `Regroup`: the training thread begins both orders, and
+                # may wait long for other ranks while it forms groups. `Compare` can arrive after
+                # `Regroup` if it was lost and sent again
                 if event.name == "compare" and self._queue and self._queue[0].name == "regroup":
                     self._queue.insert(0, execute)
                 else:
