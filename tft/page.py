@@ -572,9 +572,9 @@ class Page:
 
         Two slots may have the same tag: one slot for the last two steps (a low slot number), and
         one slot for captures that are kept longer. The capture in the first of these two may be
-        newer, because it may have been made again after a rollback. In a sorted list of the triples,
-        the capture of the lower slot comes last, because the slot numbers are negative. So callers
-        that sort the triples use the newer capture.
+        newer, because it may have been made again after a rollback. In a sorted list of the
+        triples, the capture of the lower slot comes last, because the slot numbers are negative. So
+        callers that sort the triples use the newer capture.
         """
         whole = []
         for slot in range(_ALL_SLOTS):

@@ -123,7 +123,7 @@ class PulseWatch:
 
     def _late(self, due: float) -> None:
         if self._read():
-            return  # this process itself did not run, and bytes have arrived meanwhile
+            return  # bytes have arrived that this process has not read, because it did not run
         if self._loop.time() - due > BEAT:
             # this process did not run for a while. Perhaps the watched process did not run either,
             # as in a frozen container: so wait once more before it counts as hanging

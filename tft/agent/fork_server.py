@@ -234,7 +234,7 @@ class ForkServer:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:  # the event loop has called `_hear` although there is no message
             return
-        except OSError:  # for example because the fork server has ended, which `_ended` handles
+        except OSError:  # the fork server may have ended, which `_ended` handles
             said, descriptors = b"", []
         if not said:
             asyncio.get_running_loop().remove_reader(self._door)

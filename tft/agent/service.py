@@ -212,7 +212,7 @@ class Agent:
                 # copies of a shard differ before it decides about the incident
                 self._bus.publish(BEATS, self._status())
             case _:
-                pass  # a message to other processes, or an order of an earlier controller
+                pass  # the message is for other processes, or from an earlier controller
 
     def _carry_out(self, order: Lead | Spawn | Kill | Recall | EndNode) -> None:
         match order:
@@ -234,7 +234,7 @@ class Agent:
                 log.info("node_ends", why=order.why)
                 self._leave.set_result((0, grace))
             case _:
-                pass  # an order to another node, or a second EndNode
+                pass  # the order is for another node, or a second `EndNode`
 
     # ------------------------------------------------------------ reports
 

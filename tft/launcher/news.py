@@ -26,7 +26,7 @@ class NewsPrinter:
         may be lost.
         """
         if news.epoch < self._epoch:
-            return  # an earlier controller, which does not lead any more
+            return  # the message is from an earlier controller, which does not lead any more
         if news.epoch > self._epoch:
             self._epoch, self._number = news.epoch, 0
         for notice in news.notices:

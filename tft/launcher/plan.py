@@ -390,7 +390,7 @@ def check_plan(plan: Plan) -> None:
     find_adaptor(settings.adaptor)
     if settings.curve is not None:
         read_keys(settings.curve, broker=plan.leads)
-        from tft.transfer.tls import read_tls  # imported only if there are keys
+        from tft.transfer.tls import read_tls  # import it only if there are keys
 
         read_tls(settings.curve)
     allowed = plan.insecure or settings.curve is not None

@@ -460,7 +460,7 @@ def size_of(value: Any) -> int:  # Any: a result of `plain`
         return sum(size_of(key) + size_of(each) for key, each in value.items())
     if kind is list or kind is tuple:
         return sum(map(size_of, value))
-    size: int = getattr(value, "nbytes", 8)  # tensors and `Large` have this attribute
+    size: int = getattr(value, "nbytes", 8)  # tensors and `Large` objects have `nbytes`
     return size
 
 

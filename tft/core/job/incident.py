@@ -274,7 +274,8 @@ class Decision:
         process was lost: the network fault was only a consequence of the loss.
         """
         strategy, why = self.doubtful
-        if self.failed.get(strategy) == why:  # it has not failed for another reason since
+        # keep the strategy ruled out if it has failed again since, for another reason
+        if self.failed.get(strategy) == why:
             del self.failed[strategy]
         self.doubtful = ("", "")
 

@@ -47,7 +47,9 @@ class ProcessExits:
         stranger = message.pid and agent is not None and agent.pid != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
             return None  # the report is about an earlier agent: the node has joined again since
-        if message.node not in job.nodes.lost:  # given up on purpose: it does not count as silent
+        # a node that is in `lost` already may have been given up on purpose, so do not add it to
+        # `silent`
+        if message.node not in job.nodes.lost:
             job.nodes.silent.add(message.node)
         job.nodes.lost.add(message.node)
         if (

@@ -251,9 +251,9 @@ class Recovery:
         copies and begin the choice of a recovery strategy. Return True if the choice has begun.
         """
         job = self._job
-        job.incident.progress.digesting = False  # all ranks have stopped
+        job.incident.progress.digesting = False  # all have stopped, so none digests now
         for rank_state in job.ranks.member_states():
-            job.see(rank_state)  # ranks may have completed a step since they were frozen
+            job.see(rank_state)  # the rank may have completed a step since it was frozen
         task = job.incident.tasks.get("compare")
         if task is not None and task.waiting:
             # all ranks have left their loops, and some still digest their copies. The time limit

@@ -70,7 +70,9 @@ class Restart:
         """
         job, incident = self._job, self._job.incident
         if job.policy.advised or job.succession.warm() or job.returning():
-            return False  # a plugin may advise another strategy, or one before `retry` is possible
+            # a plugin may advise another strategy, or `migrate` or `scale_out`, which the job tries
+            # before `retry`, may be possible
+            return False
         if incident.decision.forced or incident.decision.attempts or incident.turnover.respawns:
             return False
         spread = incident.spread

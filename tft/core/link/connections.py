@@ -76,7 +76,7 @@ class Connections:
         self._present.discard(who)
         kind, number, _ = who
         if kind == AGENT and any(other[:2] == (kind, number) for other in self._present):
-            return  # a new agent of the node has connected before the lost one was reported gone
+            return  # the node is not lost: a new agent has connected in place of the lost one
         node = self._node(kind, number)
         fresh = kind == AGENT and at - self._heard.pop(number, float("-inf")) <= FRESH
         if node is not None and (fresh or node in self._cut):

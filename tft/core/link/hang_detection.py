@@ -132,7 +132,7 @@ class HangDetection:
         elif beat.node in self._training:
             self._training.remove(beat.node)
             self._moved.not_before(beat.at + offset)
-        if self._moved.at == NEVER:  # a controller that has just started has seen no progress yet
+        if self._moved.at == NEVER:  # no progress was seen yet: count from the first heartbeat
             self._moved.not_before(beat.at + offset)
         silence = beat.at + offset - self._moved.at
         return silence if (moves.training or self.out) and silence > self.limit() else None
@@ -148,7 +148,7 @@ class HangDetection:
             # this controller has not run, so heartbeats may have come that it has not read yet
             self._beats = dict.fromkeys(self._beats, at)
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
-            return []  # no node at all is heard, so the bus or this controller is the likely cause
+            return []  # no node is heard, so probably the bus or this controller is the cause
         # this method is called after every heartbeat and must be fast. The nodes are sorted by the
         # time of their last heartbeat, so the search stops at the first node that is not late
         late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())

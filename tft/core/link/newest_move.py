@@ -54,5 +54,5 @@ class NewestMove:
         newest, of = self._newest
         if at >= newest:
             self._newest = at, node
-        elif of == node:  # this node had the newest time, and now reports an older one
+        elif of == node:  # the node with the newest time now reports an older time
             self._newest = max((moved, each) for each, moved in self._nodes.items())

@@ -299,7 +299,7 @@ class SliceComparison:
             if step > dispute.slice[2]:
                 return  # all gradients came out as before, so they do not show the wrong copy
             if not before.keys() <= now.keys():
-                return  # a rank has not reported the repeated step yet
+                return  # wait, because a rank has not reported the repeated step yet
             differ = {rank for rank in before if now[rank] != before[rank]}
             if differ:
                 return self._settle(dispute, self._shown(dispute, differ, before.keys()), step)

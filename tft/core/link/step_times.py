@@ -99,7 +99,8 @@ class StepTimes:
             training = True
             newest = max(newest, pulse.moved)
             step, last = pulse.position.step, self._last.get(pulse.rank)
-            # `pulse.moved` is in the future if the rank has announced a phase without progress
+            # `pulse.moved` is in the future if the rank has announced a phase without progress. Do
+            # not count a future time into the time of the step
             moved = min(pulse.moved, beat.at)
             if last is not None and last[0] == pulse.incarnation and step > last[1]:
                 self._durations.append((moved - last[2]) / (step - last[1]))
