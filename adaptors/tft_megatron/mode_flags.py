@@ -1,8 +1,10 @@
 """
-Restores, after a fault, the modes that a script may have switched for some time. The modes are the
-training mode of modules (`train()` or `eval()`), and Megatron's overlapped gathering of parameters.
+Restores, after a fault, the modes that a script or Megatron may have switched for some time. The
+modes are the training mode of modules (`train()` or `eval()`), Megatron's overlapped gathering of
+parameters, and the functions with which Megatron's schedules begin to gather parameters and to
+reduce gradients.
 
-If a fault comes before the script switches back, a surviving rank still has the switched modes,
+If a fault comes before the modes are switched back, a surviving rank still has the switched modes,
 but a replacement process has the modes with which the objects were built. All ranks must train with
 the same modes, so every rank returns to the modes of the beginning.
 """
@@ -11,29 +13,51 @@ from typing import Any
 
 from tft_megatron.training import Training
 
+_SYNCHRONIZING = ("param_sync_func", "grad_sync_func")
+"""The fields of a model's configuration that Megatron's interleaved schedule sets to None while it
+runs forward passes only. megatron-core 0.16 switches no other field of it for some time."""
+
 
 class Switches:
     """
-    The modes that the model had when the script called `tft_megatron.enable`.
+    The modes that the model had when the first groups of this process were formed.
     """
 
     def __init__(self, training: Training) -> None:
         self._chunks = training.chunks
-        self._modes = [
-            (module, module.training) for chunk in training.chunks for module in chunk.modules()
-        ]
-        self._gathers = [_gathers(chunk) for chunk in training.chunks]
-        self._gathered_by = [chunk.config.param_sync_func for chunk in training.chunks]
+        self._noted = False
+        self._note()
+
+    def begin(self) -> None:
+        """
+        Note the modes when groups are formed, if these are the first groups of this process. Until
+        then the script may change the modes. Later the modes may be switched for some time.
+        """
+        if not self._noted:
+            self._note()
+            self._noted = True
 
     def put_back(self) -> None:
         """
-        Give the modules of the model the modes that they had at the call of `tft_megatron.enable`.
+        Restore the noted modes.
         """
         for module, mode in self._modes:
             module.training = mode
-        for chunk, gathers, by in zip(self._chunks, self._gathers, self._gathered_by, strict=True):
-            chunk.config.param_sync_func = by
+        for chunk, gathers in zip(self._chunks, self._gathers, strict=True):
             _put_hooks(chunk, wanted=gathers)
+        for config, name, function in self._functions:
+            setattr(config, name, function)
+
+    def _note(self) -> None:
+        self._modes = [
+            (module, module.training) for chunk in self._chunks for module in chunk.modules()
+        ]
+        self._gathers = [_gathers(chunk) for chunk in self._chunks]
+        self._functions = [
+            (chunk.config, name, getattr(chunk.config, name))
+            for chunk in self._chunks
+            for name in _SYNCHRONIZING
+        ]
 
 
 def _gathers(chunk: Any) -> bool:  # Any: Megatron's DDP gives mypy no types

@@ -236,6 +236,7 @@ class Adopted:
         that the pipeline stages fit together, and makes the parameters of the ranks equal.
         """
         self.backups.wait()
+        self._switches.begin()
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
             make_alike(self.training)

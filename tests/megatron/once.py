@@ -80,17 +80,22 @@ class Script:
 
     def evaluation(self) -> Found:
         """
-        Interrupt an evaluation with a rollback; return the model's switches before, during and
-        after.
+        Interrupt an evaluation with a rollback, after the script has set the last switches between
+        `enable` and the first groups. Return the model's switches before, during and after.
         """
-        self.wrapped.config.param_sync_func = self.wrapped.start_param_sync
+        config = self.wrapped.config
+        config.param_sync_func = self.wrapped.start_param_sync
         self.enable()
+        config.grad_sync_func = self.wrapped.start_grad_sync
+        self.form()
         before = self.switched()
         local_state = adaptor.tft_capture(closing=True)
         self.wrapped.disable_forward_pre_hook(param_sync=False)
-        self.wrapped.config.param_sync_func = None
+        config.grad_sync_func = config.param_sync_func = None
         self.wrapped.eval()
         between = self.switched()
+        adaptor.tft_clear()
+        self.form("again")
         adaptor.tft_rollback(local_state, 0)
         return {"before": before, "between": between, "after": self.switched()}
 
@@ -258,13 +263,15 @@ class Script:
 
     def switched(self) -> Found:
         """
-        Return the switches that a script may change for an evaluation: hooks and the training mode.
+        Return what a script or Megatron may switch for an evaluation: hooks, the training mode, and
+        the functions that gather parameters and reduce gradients.
         """
         return {
             "hooks": len(self.wrapped.remove_forward_pre_hook_handles),
             "modules": len(list(self.wrapped.module.modules())),
             "training": [module.training for module in self.wrapped.modules()],
             "gathers": self.wrapped.config.param_sync_func is not None,
+            "reduces": self.wrapped.config.grad_sync_func is not None,
         }
 
 

@@ -58,14 +58,15 @@ def once(context: ForkServerContext) -> Once:
 
 def test_an_interrupted_evaluation_leaves_no_mode_switched(once: Once) -> None:
     """When a fault interrupts an evaluation that has switched off the overlapped gathering of
-    parameters, then all modes are as they were when the model was handed over, as in a
-    replacement."""
+    parameters and the overlapped reduction of gradients, then all modes are as they were when the
+    first groups were formed, as in a replacement."""
     (found,) = once("evaluation", "--instances", "1", "--overlap")
     assert found["between"]["hooks"] == 0
     assert not any(found["between"]["training"])
     assert found["after"] == found["before"]
     assert found["after"]["hooks"] == found["after"]["modules"]
     assert found["after"]["gathers"]
+    assert found["after"]["reduces"]
 
 
 @pytest.mark.parametrize(
