@@ -3,10 +3,19 @@ The data position of Megatron scripts: the number of samples that the whole job 
 
 After a rollback, new iterators over the data begin at this position. Megatron's calculator of the
 number of micro-batches is set to this position too. No other data position is stored.
+
+An undisturbed job makes its iterators once, and a job with a fault makes them again. In both jobs
+training must draw the same random numbers. So what is drawn while iterators are made is undone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import GEN_CREATED, getgeneratorstate, isgenerator
+from itertools import islice
 from typing import Any
+
+import torch
+from tft_pytorch.generators import generators, packed, restore
 
 from tft.errors import MalformedMessage, UsageError
 
@@ -41,7 +50,11 @@ class Data:
 
         `build(consumed)` returns an iterator over the micro-batches that follow after `consumed`
         samples. `build` is called when training begins, and again when the first step after a
-        rollback begins. For the same `consumed`, `build` must return the same micro-batches.
+        rollback begins. For the same `consumed`, `build` must return the same micro-batches, so
+        they must not depend on the random generators of the process. What `build` draws from these
+        generators is undone when it has returned. If it returns the iterator of a generator
+        function, what is drawn for the first micro-batch is undone, too.
+
         `consumed` is the position at which training begins. `chunks` is Megatron's virtual pipeline
         size, if the script uses it; `build` then returns that many iterators.
 
@@ -83,7 +96,9 @@ class Data:
         """
         if step != self._step:
             if self._step is None:
-                self._drawn.begin_at(self._made())
+                with _undisturbed():
+                    made = self._made()
+                self._drawn.begin_at([_begun_later(each, self._consumed) for each in made])
             else:
                 self._drawn.check(self._step)
             self._step = step
@@ -212,6 +227,60 @@ class _Drawn:
                     "them in their step, and take the micro-batches of an evaluation from another "
                     "iterator"
                 )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """
+    Restore, at the end, the random generators of the process: torch, Python, numpy, and the device
+    that this process uses.
+    """
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None and not torch.get_device_module(device).is_initialized():
+        device = None  # nothing was drawn on the device, and to ask it would begin to use it
+    present = generators(device)
+    try:
+        yield
+    finally:
+        restore(present, device)
+
+
+def _begun_later(batches: Iterator[Any] | None, consumed: int) -> Iterator[Any] | None:
+    """
+    Return an iterator over the same micro-batches. If `batches` comes from a generator function, and
+    has not begun to run, then what it draws for its first micro-batch is undone.
+
+    A generator function makes a loader's iterator, which draws a seed, only when its first
+    micro-batch is asked for.
+    """
+    if isgenerator(batches) and getgeneratorstate(batches) == GEN_CREATED:
+        return _first_undone(batches, consumed)
+    return batches
+
+
+def _first_undone(batches: Iterator[Any], consumed: int) -> Iterator[Any]:
+    """
+    Yield the micro-batches of `batches`. Undo what is drawn for the first one.
+
+    Raises `UsageError` for the second micro-batch of the data if numbers were drawn for it: then
+    each micro-batch is drawn, and those of the first one must not be undone. A later micro-batch is
+    not judged, because a loader draws a seed whenever it is gone through again.
+    """
+    with _undisturbed():
+        first = list(islice(batches, 1))
+    yield from first
+    if not consumed:
+        drawn = packed(generators())
+        second = list(islice(batches, 1))
+        if packed(generators()) != drawn:
+            raise UsageError(
+                "the generator function that gives Data its micro-batches draws from the random "
+                "generators of the process (torch's default generator, random, numpy.random) for "
+                "each of them, so other numbers would be drawn after an incident: draw from a "
+                "generator of your own, which is seeded by the number of the sample"
+            )
+        yield from second
+    yield from batches
 
 
 def _calculator() -> Any:  # Any: an object of Megatron, which gives mypy no types

@@ -2,12 +2,16 @@
 Tests of the data position of a Megatron job, and of the effect of a rollback on this position.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import count
 
+import numpy
 import pytest
+import torch
 from megatron.core import num_microbatches_calculator as calculator
-from tft_megatron.data import Data
+from tft_megatron.data import Batches, Data
+from torch.utils.data import DataLoader
 
 from tft.errors import MalformedMessage, UsageError
 
@@ -144,6 +148,70 @@ def test_the_ramp_up_of_the_batch_size_follows_the_position(calculate: Calculate
     assert trained(data, range(4, 9)) == undisturbed[3:]
     assert data.state_dict() == ends[-1]
     assert trained(data, range(9, 10)) == [[90, 96, 102, 108]]
+
+
+def loader(consumed: int) -> "DataLoader[int]":
+    """
+    Return a loader of the samples from `consumed` on. Its iterator draws a seed from torch's default
+    generator when it is made.
+    """
+    return DataLoader(range(consumed, 1000), batch_size=None)  # type: ignore[arg-type]  # a range serves as a dataset
+
+
+def iterator_of_a_loader(consumed: int) -> Iterator[int]:
+    return iter(loader(consumed))
+
+
+def generator_function(consumed: int) -> Iterator[int]:
+    yield from loader(consumed)
+
+
+def build_that_draws(consumed: int) -> Iterator[int]:
+    random.random()
+    numpy.random.random()
+    return iterator_of_a_loader(consumed)
+
+
+@pytest.mark.parametrize("build", [iterator_of_a_loader, generator_function, build_that_draws])
+def test_new_iterators_leave_the_random_numbers_of_training_as_they_are(
+    build: Callable[[int], Batches], calculate: Calculate
+) -> None:
+    """When iterators are made, at the beginning of a job and after a rollback, then training draws
+    the same random numbers as without them."""
+
+    def numbers() -> list[float]:
+        return [float(torch.rand(())), random.random(), float(numpy.random.random())]
+
+    def seeded() -> Data:
+        torch.manual_seed(1)
+        random.seed(1)
+        numpy.random.seed(1)
+        return Data(build)
+
+    seeded()
+    expected = numbers()
+    data = seeded()
+    assert trained(data, range(1, 2)) == [[0, 1]]
+    assert numbers() == expected
+    data = seeded()
+    data.load_state_dict({"consumed": 12})
+    assert trained(data, range(2, 4)) == [[12, 13], [14, 15]]
+    assert numbers() == expected
+
+
+def test_a_generator_function_that_draws_each_micro_batch_is_refused(calculate: Calculate) -> None:
+    """When a generator function draws each micro-batch from the random generators of the process,
+    then the second micro-batch of the job raises an error."""
+
+    def drawn(_: int) -> Iterator[float]:
+        while True:
+            yield random.random()
+
+    batches = Data(drawn).begin(1)
+    assert not isinstance(batches, list)
+    next(batches)
+    with pytest.raises(UsageError, match="seeded by the number of the sample"):
+        next(batches)
 
 
 def test_samples_left_out_of_a_decreased_batch_are_not_consumed(calculate: Calculate) -> None:
