@@ -1,13 +1,16 @@
 """
 Replaces three methods of the user's Megatron objects: `optimizer.step`, `scheduler.step` and the
 `update` of the gradient scaler. Megatron's classes are not changed. With the new methods, all
-changes of the state happen in one update window, and no all-reduce happens in that window.
+changes of the state happen in one update window, and no rank waits for another in that window:
+there is no all-reduce in it, and Megatron's timers begin without a barrier.
 
 This module is written for megatron-core 0.16 (see `versions.py`). This module depends on two
 details of that version: the order of calls in `ChainedOptimizer.step`, and that
 `DistributedOptimizer.step_with_ready_grads` calls the inherited method and then gathers parameters.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -78,7 +81,7 @@ class Replaced:
         norm = optimizer.get_grad_norm()
         self._clip(norm)
         zeros = optimizer.count_zeros() if optimizer.config.log_num_zeros_in_grad else None
-        with self._session.update():
+        with self._session.update(), _without_barriers(self._training.optimizers):
             self._scale()
             for each in self._training.optimizers:
                 _step_alone(each)
@@ -141,6 +144,25 @@ class Replaced:
                 clip_grad_by_total_norm_fp32(
                     parameters, max_norm=each.config.clip_grad, total_norm=norm
                 )
+
+
+@contextmanager
+# Any: optimizers of Megatron give mypy no types
+def _without_barriers(optimizers: Sequence[Any]) -> Iterator[None]:
+    """
+    Let Megatron's timers begin without a barrier of all ranks, also with `barrier_with_L1_time`. If
+    a rank were lost in the window, all others would wait in the barrier in the middle of their
+    update, and no rank would have a sound copy.
+    """
+    configs = {id(each.config): each.config for each in optimizers}.values()
+    barriers = [(config, config.barrier_with_L1_time) for config in configs]
+    try:
+        for config in configs:
+            config.barrier_with_L1_time = False
+        yield
+    finally:
+        for config, barrier in barriers:
+            config.barrier_with_L1_time = barrier
 
 
 # Any: an optimizer of Megatron gives mypy no types

@@ -13,7 +13,10 @@ import megatron.core
 import pytest
 import tft_megatron
 import torch
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.timers import Timers
 from tft_megatron.method_hooks import Replaced
 from tft_megatron.schedulers import check_scheduler
 from tft_megatron.training import Training
@@ -98,6 +101,31 @@ def test_a_skipped_step_opens_a_window_and_does_not_step_the_scheduler() -> None
     training.optimizer.infinite = True
     assert training.optimizer.step() == (False, None, None)
     assert (session.windows, training.scheduler.num_steps) == (["open", "closed"], 0)
+
+
+def test_timers_begin_without_a_barrier_in_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When Megatron's timers have barriers, then they begin without a barrier in the update window,
+    and with one outside of it."""
+    weight = torch.zeros(1, requires_grad=True)
+    weight.main_grad = torch.ones(1)  # type: ignore[attr-defined]  # Megatron's own attribute
+    timers = Timers(1, "minmax")
+    part = FP32Optimizer.__new__(FP32Optimizer)  # its __init__ needs a device
+    part.config = OptimizerConfig(timers=timers, barrier_with_L1_time=True, clip_grad=0.0)
+    part.optimizer = torch.optim.SGD([weight], lr=1.0)
+    part.is_stub_optimizer = False
+    session, training = replaced()
+    training.optimizer.chained_optimizers.append(part)
+    training.optimizer.prepare_grads = part.prepare_grads
+    windows: list[list[str]] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        torch.distributed, "barrier", lambda **_: windows.append([*session.windows])
+    )
+    training.optimizer.step()
+    assert weight.item() == -1.0
+    assert windows == [[]]
+    assert "optimizer-inner-step" in timers._timers
+    assert part.config.barrier_with_L1_time
 
 
 def test_a_scheduler_step_that_differs_from_the_announced_one_is_refused() -> None:
