@@ -2,6 +2,7 @@
 The objects that a Megatron script trains: its model chunks, its optimizers, its scheduler.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,9 @@ from tft_pytorch.rank_local_state import RNGS
 
 from tft.errors import UsageError
 from tft_megatron.settings import refuse_settings
+
+_MUON = "megatron.core.optimizer.muon"
+"""The Megatron module of the optimizer Muon. Only scripts that use Muon import it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,7 @@ def check(training: Training) -> None:
                 f"{type(optimizer).__name__}, whose state tft cannot keep: use Megatron's "
                 "DistributedOptimizer, Float16OptimizerWithFloat16Params or FP32Optimizer"
             )
+    refuse_exchanging_muon(training.optimizers)
     # check the configuration of every module, because it may differ from that of the whole model
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
@@ -154,3 +159,29 @@ def check(training: Training) -> None:
                     f"the parameter {name} of an expert is frozen (requires_grad is False), and "
                     "tft does not keep frozen parameters of experts"
                 )
+
+
+def refuse_exchanging_muon(optimizers: Sequence[Any]) -> None:
+    """
+    Raise `UsageError` if one of Megatron's optimizers is a Muon whose tensor-parallel ranks exchange
+    momenta within the update. If a rank were lost in the update, the others of its group would
+    wait for it in the middle of theirs.
+    """
+    muon = sys.modules.get(_MUON)
+    if muon is None:
+        return
+    from megatron.core import parallel_state
+
+    if (
+        parallel_state.get_tensor_model_parallel_world_size() == 1
+        and parallel_state.get_expert_tensor_parallel_world_size() == 1
+    ):
+        return
+    for each in optimizers:
+        inner = each.optimizer
+        if isinstance(inner, muon.TensorParallelMuon) and inner.mode != "blockwise":
+            raise UsageError(
+                f"muon_tp_mode is {inner.mode}, which the adaptor megatron cannot handle: "
+                "tensor-parallel ranks would wait for each other in the middle of an update. Set "
+                "muon_tp_mode to blockwise"
+            )

@@ -13,13 +13,15 @@ import megatron.core
 import pytest
 import tft_megatron
 import torch
+from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.muon import TensorParallelMuon
 from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.timers import Timers
 from tft_megatron.method_hooks import Replaced
 from tft_megatron.schedulers import check_scheduler
-from tft_megatron.training import Training
+from tft_megatron.training import Training, refuse_exchanging_muon
 from tft_megatron.versions import check_megatron
 
 from tft.errors import UsageError
@@ -181,6 +183,29 @@ def test_a_scheduler_that_is_not_megatrons_is_refused() -> None:
     torchs = torch.optim.lr_scheduler.ConstantLR(inner)
     with pytest.raises(UsageError, match=r"OptimizerParamScheduler, not a torch\..*\.ConstantLR"):
         check_scheduler(dataclasses.replace(training, scheduler=torchs))
+
+
+@pytest.mark.parametrize("of_experts", [False, True])
+def test_a_muon_that_exchanges_momenta_in_the_update_is_refused(
+    of_experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When tensor-parallel ranks of Megatron's Muon would exchange momenta within the update, then an
+    error names the setting. Without such ranks, or if each has blocks of its own, the optimizer
+    is accepted."""
+    sizes = [1, 1]
+    for at, whose in enumerate(("tensor_model_parallel", "expert_tensor_parallel")):
+        monkeypatch.setattr(parallel_state, f"get_{whose}_world_size", lambda at=at: sizes[at])
+    inner = TensorParallelMuon.__new__(TensorParallelMuon)  # its __init__ needs another package
+    inner.mode = "duplicated"
+    parts = [SimpleNamespace(optimizer=None), SimpleNamespace(optimizer=inner)]
+    refuse_exchanging_muon(parts)
+    sizes[of_experts] = 2
+    with pytest.raises(
+        UsageError, match=r"muon_tp_mode is duplicated, .* Set muon_tp_mode to block"
+    ):
+        refuse_exchanging_muon(parts)
+    inner.mode = "blockwise"
+    refuse_exchanging_muon(parts)
 
 
 def test_begin_in_a_job_with_another_adaptor_is_refused_with_the_option() -> None:
