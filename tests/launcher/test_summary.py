@@ -39,6 +39,15 @@ def test_summary_has_steps_incidents_and_what_they_cost() -> None:
     assert told == "1 step in 40 s; 2 incidents: 3 steps and 1.03 s lost"
 
 
+def test_a_job_that_ended_without_a_last_checkpoint_has_lost_its_newest_steps() -> None:
+    """When the last incident has ended the job without a checkpoint, then the summary does not say
+    that no step was lost."""
+    told, _ = summary(3, [incident(), incident(strategy="exit", step=None)], 40.0, RUN_DIR)
+    assert told == (
+        "3 steps in 40 s; 2 incidents: all steps since the newest checkpoint and 1.03 s lost"
+    )
+
+
 def test_error_of_the_script_is_the_reason_and_is_printed_once() -> None:
     """When a bug in the user's script has ended the job, then the reason is its traceback, once for
     all ranks that have the same, and not why each strategy was refused."""

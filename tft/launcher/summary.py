@@ -36,6 +36,9 @@ def summary(
         lost = sum(incident["steps_lost"] for incident in incidents)
         spent = sum(incident["seconds"]["total"] for incident in incidents)
         steps_lost = counted(lost, "step") if lost else "no step"
+        if incidents[-1]["strategy"] == "exit":
+            # the report counts only steps that are computed again, so none for such an incident
+            steps_lost = "all steps since the newest checkpoint"
         told += f"{counted(len(incidents), 'incident')}: {steps_lost} and {seconds(spent)} lost"
     else:
         told += "no incident"
