@@ -260,7 +260,7 @@ class Groups:
             else:
                 store.set_timeout(STORE_TIMEOUT)
                 return store
-        raise AssertionError("the last attempt has returned or raised")
+        raise AssertionError("not reached: the last attempt to connect has returned or raised")
 
     def _refuse_if_abandoned(self, name: str) -> None:
         with self._lock:

@@ -29,8 +29,9 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
     ]
 
     def own(name: str) -> str:
-        # Remove the word of the innermost wrapper first, because the prefix `before` still has the
-        # words of the outer wrappers.
+        # Wrappers add words such as `_orig_mod` to a name. Remove the word of the innermost wrapper
+        # first: `before`, the name up to that word, still has the words of the outer wrappers, so
+        # it fits only while these have not been removed.
         for before, word in reversed(added):
             if name.startswith(before + word):
                 name = before + name.removeprefix(before + word)

@@ -487,9 +487,9 @@ def _check(made: Made) -> None:
         )
     if replicas is not None and any(p.dtype in LOW for p in made.model.parameters()):
         raise UsageError(
-            "make has returned a ReplicaOptimizer of 16-bit parameters, whose 32-bit masters tft "
-            "cannot keep here: have parameters of 32 bits, and let FSDP2's MixedPrecisionPolicy "
-            "compute in 16 bits"
+            "the function make of session.adopt has returned a ReplicaOptimizer for 16-bit "
+            "parameters: tft cannot keep the 32-bit masters of a model that FSDP2 shards. Make the "
+            "parameters with 32 bits, and let FSDP2's MixedPrecisionPolicy compute in 16 bits"
         )
     check_lasting(made.optimizer)
     check_others(made.others, {"scheduler": made.scheduler})

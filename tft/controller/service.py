@@ -205,8 +205,8 @@ class Controller:
         self._inbox = Inbox(gaps=True)
         try:
             machine = self._replayed(opened, events)
-        # without the lost events, a readable event may be impossible in the state of the machine,
-        # and may raise any exception
+        # Some events of the story are lost. So an event that can still be read may not fit the state
+        # of the job machine, and handling it may raise any exception.
         except Exception as error:
             raise damage from error
         log.error("story_damaged", lost=self._lost, why=str(damage))

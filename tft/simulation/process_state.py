@@ -55,10 +55,11 @@ class Steps:
     announce: bool = False
     """True when the thread must report the next step that it completes."""
     lock: int = NEVER
-    """The last step whose update window may open. `NEVER` if there is no limit."""
+    """The update windows of all steps after this one stay closed. With `NEVER`, every window may
+    open."""
     leave_after: int = NEVER
-    """The step after which the training thread leaves the loop. `NEVER` if it does not have to
-    leave."""
+    """The step after which the training thread leaves the loop. With `NEVER`, the thread stays in
+    the loop."""
     interrupted: tuple[int, int] = (-1, 0)
     """The step in the middle of which the thread left the loop, and the incident for which it left.
     The number of the incident is -1 until a `Stop` order names the incident."""

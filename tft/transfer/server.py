@@ -316,7 +316,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # `shutdown` raises OSError if the connection has ended already
-        # do not call SSLSocket.shutdown: it drops the TLS state, and the thread of the connection
-        # would then read raw bytes
+    # `shutdown` raises OSError if the connection has ended already. SSLSocket.shutdown would drop the
+    # TLS state, and the thread that serves the connection would then read raw bytes.
+    with suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

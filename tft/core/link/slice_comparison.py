@@ -92,8 +92,8 @@ class _Dispute:
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
-    """By rank: the digest of the slice that `slice` names. The rank held this slice when the copies
-    differed."""
+    """Maps each rank to the digest of its copy of the slice that `slice` names. These digests have
+    shown that the copies differ."""
 
 
 class SliceComparison:
