@@ -72,8 +72,8 @@ tft_contribution = _torch.tft_contribution
 
 
 @hookimpl
-def tft_end_step() -> None:
-    _hooks.state().end_step()
+def tft_end_step() -> bytes | None:
+    return _hooks.state().end_step()
 
 
 @hookimpl

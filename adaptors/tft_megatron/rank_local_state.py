@@ -1,8 +1,8 @@
 """
 Captures and restores the rank-local state of a rank, which no other rank has. This state contains
 the data position and the random generators. Among the generators are those of Megatron's tracker,
-which dropout uses. The state also contains the buffers that a forward pass changes, such as the
-number of tokens that each expert has received.
+which dropout uses. The state also contains the extra states of modules, and the buffers that a
+forward pass changes, such as the number of tokens that each expert has received.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import xxhash
 from tft_pytorch.forward_buffers import RunningBuffers
 from tft_pytorch.rank_local_state import RankLocalState as TorchRankLocalState
 from tft_pytorch.tensor_metadata import byte_tensor
-from tft_pytorch.trees import expect
+from tft_pytorch.trees import Plain, expect
 from torch import nn
 
 from tft.errors import MalformedMessage
@@ -23,6 +23,11 @@ from tft_megatron.training import Training
 
 _FORM = "megatron.1"
 
+_CONSTANT = ("megatron.core.tensor_parallel.layers", "transformer_engine")
+"""The beginnings of the names of Python modules whose extra states need not be kept. The linear
+layers of Megatron return None. The layers of TransformerEngine return settings of their 8-bit
+numbers. Settings of Megatron with which scales would be among them are refused (`fp8_recipe`)."""
+
 
 class RankLocalState:
     """
@@ -31,9 +36,11 @@ class RankLocalState:
 
     def __init__(self, training: Training) -> None:
         self._data = training.data
-        self._torch = TorchRankLocalState(
-            nn.ModuleList(training.chunks), training.data, training.rngs
-        )
+        model = nn.ModuleList(training.chunks)
+        self._torch = TorchRankLocalState(model, training.data, training.rngs)
+        self._torch.extra.watch(model, _is_constant)
+        self._closed: dict[str, object] = {}
+        """The rank-local state that was captured when the last update window closed."""
         self._begun = self._process_wide()
         """Digests of the states of Python's and numpy's generators when training began in the first
         process of this rank, by name. A generator that still has this digest has not been used, so
@@ -45,6 +52,14 @@ class RankLocalState:
         Return the buffers that a forward pass changes.
         """
         return self._torch.running
+
+    @property
+    def extra(self) -> Plain:
+        """
+        Return the extra states of modules as plain values, or None if no module has one.
+        """
+        noted: Plain = self._torch.extra.noted()[0]
+        return noted
 
     def capture(self, *, closing: bool) -> bytes:
         """
@@ -59,7 +74,30 @@ class RankLocalState:
         }
         if isinstance(self._data, Data):
             state["consumed"] = self._data.consumed
+        if closing:
+            self._closed = state
         return pack(state)
+
+    def end_step(self) -> bytes | None:
+        """
+        Return the rank-local state at the end of a step, with the extra states and buffers that the
+        tail of the step has changed. Return None if it has changed none.
+        """
+        ended = self._torch.end_step(tail=False)  # no gradients, because a rollback drops them all
+        return None if ended is None else pack({**self._closed, "torch": ended})
+
+    def rewind(self) -> None:
+        """
+        Undo the changes of buffers and extra states that an unfinished step has made.
+        """
+        self._torch.rewind()
+
+    def forget(self) -> None:
+        """
+        Note that the state of this rank now comes from another rank or a checkpoint. Until the next
+        rollback the method `rewind` does nothing.
+        """
+        self._torch.forget()
 
     def rollback(self, local_state: bytes) -> str | None:
         """
@@ -139,6 +177,13 @@ class RankLocalState:
         return {
             "tracker": {name: _bytes(kept) for name, kept in _tracker().get_states().items()},
         }
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """
+    Return whether the extra state of `module` has nothing that changes while the module is trained.
+    """
+    return type(module).get_extra_state.__module__.startswith(_CONSTANT)
 
 
 def _tracker() -> Any:  # Any: an object of Megatron, which gives mypy no types

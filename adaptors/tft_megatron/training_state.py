@@ -143,13 +143,16 @@ class Adopted:
             self._settings.forget()
         return self._local_state.capture(closing=closing)
 
-    def end_step(self) -> None:
+    def end_step(self) -> bytes | None:
         """
         Store, at the end of a step, the settings of the optimizers and the scheduler (such as
         learning rates), which the script may change before the next update window. `clear` restores
         the stored settings.
+
+        Return the rank-local state if the tail of the step has changed it, else None.
         """
         self._settings.note()
+        return self._local_state.end_step()
 
     def before_abort(self) -> None:
         """
@@ -217,13 +220,13 @@ class Adopted:
         Drop the temporary state of the interrupted step, and all references to process groups
         outside of the user's objects.
 
-        Give the buffers that the forward pass changes, and the settings that scripts change, the
-        values that they had at the end of the last complete step.
+        Give the buffers and extra states that the forward pass changes, and the settings that
+        scripts change, the values that they had at the end of the last complete step.
         """
         self.backups.wait()
         forget(self.training)
         self._contributions.forget()
-        self._local_state.running.rewind()
+        self._local_state.rewind()
         self._settings.put_back()
 
     @torch.no_grad()
@@ -314,7 +317,7 @@ class Adopted:
         Forget the stored values that `clear` would restore, because these values belong to a state
         that has been replaced.
         """
-        self._local_state.running.forget()
+        self._local_state.forget()
         self._settings.forget()
 
     # ------------------------------------------------------------ checkpoints
@@ -408,8 +411,8 @@ class Adopted:
         """
         Return digests of all parts of this rank's state.
 
-        The keys are `parameters` (with the module buffers), `optimizer` (this rank's shards: its
-        share of the optimizers, and the state that belongs to no optimizer), `scheduler`, and `rng`
+        The keys are `parameters` (with the buffers and extra states of modules), `optimizer` (this
+        rank's shards: its share of the optimizers, and the state that belongs to no optimizer), `scheduler`, and `rng`
         and `data` of the rank-local state.
         """
         parameters = {
@@ -426,7 +429,7 @@ class Adopted:
         scheduler = self.training.scheduler
         local_state = self._local_state.digestible()
         return {
-            "parameters": digest(None, parameters),
+            "parameters": digest(self._local_state.extra, parameters),
             "optimizer": digest([plain for plain, _ in found], tensors),
             "scheduler": digest(None if scheduler is None else scheduler.state_dict(), {}),
             **{name: xxhash.xxh3_128_hexdigest(pack(kept)) for name, kept in local_state.items()},

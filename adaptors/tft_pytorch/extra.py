@@ -37,9 +37,12 @@ class ExtraStates:
         """By kind of device: the first device of this kind that the model uses."""
         self._settled: dict[str, Any] | None = None
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(
+        self, model: nn.Module, left_out: Callable[[nn.Module], bool] = lambda _: False
+    ) -> None:
         """
-        Keep the extra states of the modules of `model` from now on.
+        Keep the extra states of the modules of `model` from now on, except those of modules for
+        which `left_out` returns True.
 
         Raises `UsageError` for an extra state that cannot be kept or cannot be restored.
         """
@@ -48,6 +51,7 @@ class ExtraStates:
             own(name): module
             for name, module in model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
+            and not left_out(module)
         }
         self._places = {}
         for tensor in (*model.parameters(), *model.buffers()):

@@ -9,6 +9,8 @@ import argparse
 import copy
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tft_megatron
@@ -19,10 +21,14 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.timers import Timers
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from tft_megatron import adaptor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from tests.megatron import shim
+from tests.megatron.extra import Counter
 from tests.megatron.gpt import MICRO_BATCH, add_arguments, build, forward, samples, sizes
 from tft.errors import OrderRefused, UsageError
+from tft.spi import unpack
 
 Found = dict[str, Any]  # Any: plain values
 
@@ -203,6 +209,36 @@ class Script:
             router.ga_steps += 1
         adaptor.tft_rollback(adaptor.tft_capture(closing=False), 0)
         return {"counts": [int(router.ga_steps) for router in routers]}
+
+    def extra(self) -> Found:
+        """
+        Interrupt a step in which a module has counted in its extra state, and save a checkpoint.
+
+        Returns the modules whose extra states are kept, the count in the checkpoint and after the
+        rollback, and the digests before, between and after.
+        """
+        counter = self.wrapped.module.counter = Counter(4)
+        self.enable()
+        self.form()
+        local_state = adaptor.tft_capture(closing=True)
+        digests = [adaptor.tft_digests()["parameters"]]
+        counter.count = 5
+        digests.append(adaptor.tft_digests()["parameters"])
+        adaptor.tft_clear()
+        self.form("again")
+        saved: Found = {"counter._extra_state/shard_0_1": None}
+        rest, *_ = adaptor.tft_shards(self.session.rank, self.session.world)
+        with TemporaryDirectory() as place:
+            adaptor.tft_save(Path(place), rest.shard, 1)
+            load(saved, storage_reader=FileSystemReader(Path(place, rest.shard)), no_dist=True)
+        counter.count = 0
+        adaptor.tft_rollback(local_state, 1)
+        digests.append(adaptor.tft_digests()["parameters"])
+        (extra,) = saved.values()
+        noted = unpack(unpack(local_state)["torch"])["extra"]
+        return {
+            "kept": list(noted), "saved": extra, "after": counter.count, "digests": digests,
+        }  # fmt: skip
 
     def stages(self) -> Found:
         """

@@ -143,6 +143,16 @@ def test_router_counts_of_a_step_that_others_have_completed_are_reset(once: Once
     assert not any(found["counts"])
 
 
+def test_an_interrupted_step_leaves_no_extra_state(once: Once) -> None:
+    """When a step is interrupted in which a module has changed its extra state, then checkpoints
+    and the rollback have the state before. Megatron's own layers, which have none, are left out."""
+    (found,) = once("extra", "--instances", "1")
+    assert found["kept"] == ["0.module.counter"]
+    assert (found["saved"], found["after"]) == ([{"count": 4}], 4)
+    before, between, after = found["digests"]
+    assert before == after != between
+
+
 def test_pipeline_stages_with_different_settings_are_refused(once: Once) -> None:
     """When one stage of a pipeline has another learning rate than the others, which Megatron would
     make equal, then all ranks raise an error when the first groups are formed."""
