@@ -77,8 +77,8 @@ def enable(
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
     this window tft also calls `scheduler.step`, with the value that `increment` returns. The script
-    must call `scheduler.step` with the same value afterwards. Without `increment` the value is
-    Megatron's running global batch size.
+    must call `scheduler.step` with the same value afterwards, except if Megatron has skipped the
+    step. Without `increment` the value is Megatron's running global batch size.
 
     Raises `UsageError` if `begin` was not called, or if the adaptor cannot handle one of the
     objects.

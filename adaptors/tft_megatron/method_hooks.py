@@ -35,6 +35,8 @@ class Replaced:
         self._owed: int | None = None
         """The increment by which tft has stepped the scheduler in the update window. The script
         must call `scheduler.step` with the same increment; after this call the value is None."""
+        self._skipped = False
+        """True if the last step of the optimizer was skipped because of its gradients."""
         self._found: list[tuple[Any, bool]] = []
         """The gradient scalers to update in the next update window, each with a flag that is True
         if gradients were NaN or infinite."""
@@ -56,6 +58,7 @@ class Replaced:
         step again.
         """
         self._owed = None
+        self._skipped = False
         self._found.clear()
 
     @torch.no_grad()
@@ -74,7 +77,8 @@ class Replaced:
                 "given to tft_megatron.enable is stepped once after each step of the optimizer"
             )
         optimizer = self._training.optimizer
-        if optimizer.prepare_grads():
+        self._skipped = optimizer.prepare_grads()
+        if self._skipped:
             with self._session.update():
                 self._scale()
             return False, None, None
@@ -95,10 +99,16 @@ class Replaced:
         Accept the script's call of `scheduler.step`, and do nothing: tft has stepped the scheduler
         in the update window already.
 
-        Raises `UsageError` if no step of the optimizer came before, or if tft stepped the scheduler
-        by another increment.
+        Raises `UsageError` if no step of the optimizer came before, if that step was skipped, or if
+        tft stepped the scheduler by another increment.
         """
         owed, self._owed = self._owed, None
+        if self._skipped:
+            raise UsageError(
+                f"scheduler.step({increment}) was called although the step of the optimizer before "
+                "it was skipped, because gradients were NaN or infinite: as in Megatron's own loop, "
+                "call it only if the first value that optimizer.step() returns is True"
+            )
         if owed is None:
             raise UsageError(
                 f"scheduler.step({increment}) was called without a step of the optimizer before "

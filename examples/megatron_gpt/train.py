@@ -53,8 +53,9 @@ def train(session: tft.Session) -> None:
         loss = pieces.loss_of(told)
         if loss is not None:
             record.write(step, loss)
-        optimizer.step()
-        scheduler.step(increment=pieces.GLOBAL_BATCH)
+        done, _, _ = optimizer.step()
+        if done:
+            scheduler.step(increment=pieces.GLOBAL_BATCH)
         if loss is not None and rank == session.world - 1 and step % 20 == 0:
             print(f"step {step} loss {loss:.3f}")
 

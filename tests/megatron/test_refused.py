@@ -143,6 +143,22 @@ def test_a_scheduler_step_that_differs_from_the_announced_one_is_refused() -> No
         training.scheduler.step(increment=4)
 
 
+def test_a_scheduler_step_after_a_skipped_step_is_refused() -> None:
+    """When the script steps the scheduler after a step that was skipped, then the error says that
+    it was skipped. When the next step is done, the scheduler may be stepped."""
+    _, training = replaced()
+    training.optimizer.infinite = True
+    training.optimizer.step()
+    with pytest.raises(
+        UsageError, match=r"skipped, because gradients were NaN or infinite: .* True"
+    ):
+        training.scheduler.step(increment=8)
+    training.optimizer.infinite = False
+    training.optimizer.step()
+    training.scheduler.step(increment=8)
+    assert training.scheduler.num_steps == 8
+
+
 def without_scheduler(momentum: float = 0.0) -> tuple[torch.optim.Optimizer, Training]:
     """Return a training whose optimizer is torch's, without a scheduler."""
     inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=momentum)
