@@ -70,6 +70,10 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "fine_grained_activation_offloading": _OFFLOADED,
     "cpu_offloading": _OFFLOADED,
+    "moe_enable_routing_replay": Refused(
+        why="the recorded routes of tokens have no copy, and an interrupted pass leaves some of them "
+        "to the next pass, whose micro-batches are others"
+    ),
     "tp_comm_overlap": Refused(
         why="the buffers of this overlap are made once, for the first tensor-parallel group"
     ),

@@ -51,6 +51,7 @@ def test_megatrons_default_settings_are_accepted() -> None:
             {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
             "moe_flex_dispatcher_backend is hybridep, .* the process group of that time",
         ),
+        ({"moe_enable_routing_replay": True}, "moe_enable_routing_replay is set, .* routes of tokens"),
         ({"qk_clip": True}, "qk_clip is set, .* after the update"),
         ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias is set"),
     ],
