@@ -31,9 +31,10 @@ def forget(training: Training) -> None:
 def let_go(training: Training) -> None:
     """
     Drop the references to process groups that Megatron keeps outside of the user's objects. Such
-    references are in cached values, such as rotary embeddings, and in values that Megatron collects
-    for its log.
+    references are in cached values, such as rotary embeddings, in values that Megatron collects
+    for its log, and in activations that the backward pass was to recompute.
     """
+    from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
@@ -44,6 +45,11 @@ def let_go(training: Training) -> None:
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
+            for name, value in list(vars(module).items()):
+                # drop a recomputation that the backward pass has not made, because it keeps the
+                # autograd graph of its micro-batch, with all activations
+                if isinstance(value, CheckpointWithoutOutput):
+                    setattr(module, name, None)
             for keeper in _dispatchers(module):
                 # drop tensors of the last step, because the autograd graph of a tensor refers to
                 # process groups

@@ -8,6 +8,7 @@ refuses. `test_once.py` starts the processes.
 import argparse
 import copy
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +17,10 @@ from typing import Any
 import tft_megatron
 import torch
 from megatron.core import parallel_state as ps
+from megatron.core import tensor_parallel
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.timers import Timers
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from tft_megatron import adaptor
@@ -176,6 +179,16 @@ class Script:
         self.enable()
         forward(samples(0), self.wrapped)
         return {"refused": refused(self.form)}
+
+    def recomputed(self) -> Found:
+        """
+        Do as `tried`, with norms whose outputs Megatron drops and recomputes in the backward pass.
+        """
+        # without TransformerEngine, megatron-core 0.16 cannot do this for numbers of 8 bits
+        tensor_parallel.CheckpointWithoutOutput = partial(CheckpointWithoutOutput, fp8=None)
+        for layer in self.wrapped.module.decoder.layers:
+            layer.recompute_input_layernorm = layer.recompute_pre_mlp_layernorm = True
+        return self.tried()
 
     def reading(self) -> Found:
         """

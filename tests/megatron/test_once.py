@@ -120,10 +120,16 @@ def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: O
     assert (len(refused), at_last) == (2, "")
 
 
-def test_a_model_that_was_called_before_training_is_accepted(once: Once) -> None:
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [("tried", ("--experts",)), pytest.param("recomputed", (), marks=pytest.mark.soak)],
+)
+def test_a_model_that_was_called_before_training_is_accepted(
+    case: str, more: tuple[str, ...], once: Once
+) -> None:
     """When a script calls its model before it trains, then references that Megatron keeps from that
-    call do not count as the script's own."""
-    (found,) = once("tried", "--experts", "--instances", "1")
+    call do not count as the script's own. A step that is interrupted leaves none of them either."""
+    (found,) = once(case, *more, "--instances", "1")
     assert found["refused"] == ""
 
 
