@@ -123,9 +123,9 @@ class Compared:
 
     def __init__(self) -> None:
         self.cycle = 0
-        """The number of steps in which this rank digests its shards once: after each step it
-        digests one slice (part) of each shard. 0: it digests no slices, and the controller does not
-        compare copies while the job trains."""
+        """The number of slices (parts) of each shard. After each step this rank digests one slice
+        of each shard, so it digests every slice once in `cycle` steps. 0: it digests no slices, and
+        the controller does not compare copies while the job trains."""
         self.step: int | None = 0
         """The newest step at which all copies were equal. None if each shard has only one holder,
         so that there are no copies to compare."""
@@ -141,20 +141,21 @@ class Compared:
         """
         Return the newest step, not later than `step`, whose copies count as equal.
 
-        If the ranks digest no slices, this is `step` itself: copies count as equal until an
-        incident finds a difference and takes all ranks back to an earlier step.
+        If no copies are compared while the job trains, return `step` itself. The copies then count
+        as equal until an incident finds a difference and takes all ranks back to an earlier step.
         """
         return min(step, self.step) if self.wanted and self.step is not None else step
 
     def copies(self, every: int) -> int:
         """
-        Return how many copies of its state this rank keeps in host memory if it makes a copy after
-        every `every` steps.
+        Return how many copies of its state, 2 or 3, this rank keeps in host memory. It makes a copy
+        after every `every` steps.
 
-        About `cycle` steps after a copy is made, the controller knows whether it is equal on all
-        ranks. Some ranks hear this a little later than others. All ranks must have heard it before
-        one of them drops an older copy: otherwise the ranks would keep copies of different steps.
-        So if copies are made too often for this, a rank keeps a third copy.
+        About `cycle` steps after a copy is made, the controller knows whether the copy is equal on
+        all ranks. Some ranks hear the result a little later than others. All ranks must have heard
+        the result before one of them drops an older copy: otherwise the ranks would keep copies of
+        different steps. If a copy is made more often than every `2 * cycle` steps, a rank may not
+        hear the result in time, so it keeps a third copy.
         """
         return 3 if every < 2 * self.cycle else 2
 
@@ -174,8 +175,8 @@ class Control:
         self._outbox = Outbox()
         self.compared = Compared()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """By number of a report: the function to call when the controller has acknowledged the
-        report."""
+        """The functions to call when the controller acknowledges a report. The keys are the numbers
+        of the reports."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -306,8 +307,9 @@ class Control:
             self._bus.publish(BEATS, self._training.whereabouts(rank, incarnation, message.number))
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            # training continues with `order.step`, so copies count as equal up to the step before:
-            # an earlier message (`Lead`) may have named a later step, which the job has given up
+            # training continues with `order.step`, so copies count as equal up to the step before
+            # `order.step`. `compared.step` may have a later step, from an earlier message (`Lead`),
+            # but the job has given up that step
             if isinstance(order, Resume):
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]

@@ -69,12 +69,13 @@ class FaultReports:
 
     def also(self, message: Faulted | None, error: Exception) -> Faulted:
         """
-        Return the fault report of a rank that has failed again, with the exception `error`, when it
-        left its loop. `message` is the report of the first failure, if there was one.
+        Return the fault report of a rank that could not capture its rank-local state when it left
+        its loop, because of the exception `error`. `message` is the report of the fault for which
+        the rank left the loop. None: it left the loop for another reason.
 
-        A `network` fault is replaced if `error` shows that the device context is lost: the lost
-        device may have broken the connection. Raises `error` if there was no first failure and the
-        context is not lost.
+        If `error` shows that the device context is lost, the report of `error` replaces the report
+        of a `network` fault, because the lost device may have broken the connection. Raises `error`
+        if `message` is None and the device context is not lost.
         """
         lost = self.diagnose(error).context_lost
         if lost and (message is None or message.kind == "network"):

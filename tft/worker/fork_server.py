@@ -41,8 +41,8 @@ def main() -> None:
 
     # import these modules only now: the imports are slow, and `die_with_parent` must be called
     # first
-    # imports make hardly any garbage, and searching for it would take a tenth of their time: so do
-    # not search
+    # imports make hardly any garbage, and collecting it would take a tenth of their time, so switch
+    # the garbage collection off
     gc.disable()
     from tft.plugins import preload_plugins
     from tft.worker.launch import launch, preload
@@ -50,7 +50,7 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        # print one line only: the agent then goes on without a fork server; the ranks report it too
+        # no traceback: the ranks start without a fork server, and report the same error themselves
         except UsageError as refused:
             sys.exit(f"tft: {refused}")
         preload_plugins()
@@ -125,7 +125,7 @@ def _fork() -> bool:
             os._exit(0)
     except OSError:
         os._exit(1)
-    # when the process in between has ended, this process becomes a child of the agent
+    # wait until the intermediate process has ended: this process is then a child of the agent
     gone = select.poll()
     gone.register(ending, select.POLLIN)
     gone.poll()

@@ -29,7 +29,7 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
     `options` are additional options of `tft run`.
 
     In a warm process (`tft run --warm-ranks`) the first use of the session waits until a rank is
-    lost, whose place this process takes.
+    lost. The warm process then takes the place of the lost rank.
 
     If another launcher has started this process, but `tft run` cannot be started, the process
     prints the reason in one line and exits with code 2. It prints no traceback, because every

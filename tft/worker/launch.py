@@ -1,10 +1,14 @@
 """
 The start of a rank's process.
 
-The agent runs `python -m tft.worker.launch SCRIPT ARGS...`, with `-m MODULE` in place of SCRIPT for
-a module, and with `--warm FD ADAPTOR` before it for a warm process. Or the fork server
-(`tft.worker.fork_server`), which has done the imports already, forks the process and calls `launch`
-in it.
+There are two ways in which the process starts. Either the agent runs one of these commands:
+
+    python -m tft.worker.launch SCRIPT ARGS...
+    python -m tft.worker.launch -m MODULE ARGS...
+    python -m tft.worker.launch --warm FD ADAPTOR SCRIPT ARGS...    (for a warm process)
+
+Or the fork server (`tft.worker.fork_server`), which has done the imports already, forks the process
+and calls `launch` in it.
 
 Before the script starts, the process arranges to die with the agent and prepares to write its last
 words (the stacks of its threads). It then imports the modules that the framework will need. After
@@ -148,16 +152,16 @@ def prepare() -> LaunchSettings:
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
     faulthandler.enable(file=settings.words)  # a crash in C code writes the stacks of all threads
-    # The agent sends the signal `LAST_WORDS` to a rank that hangs. This handler of the signal is
-    # written in C and needs no GIL, so it can always write the stacks. Then the default action of
-    # the signal ends the process (`chain`).
+    # The agent sends the signal `LAST_WORDS` to a rank that hangs. The handler that is registered
+    # here is written in C and needs no GIL, so it can always write the stacks. Because of `chain`,
+    # the default action of the signal then ends the process.
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
     return settings
 
 
-# cached: the fork server calls this function before it forks, so a forked process need not repeat
-# the imports
+# cached: the fork server calls this function before it forks, so that the call in a forked process
+# returns at once
 @functools.cache
 def preload(adaptor: str) -> None:
     """
@@ -165,8 +169,8 @@ def preload(adaptor: str) -> None:
 
     Raises `UsageError` if the adaptor cannot be loaded.
     """
-    # import this module only now: if the import hangs, the stacks that the process writes can show
-    # where
+    # import `tft.plugins` only now, when the process can already write its stacks: if the import
+    # hangs, the stacks show where
     from tft.plugins import load_adaptor
 
     load_adaptor(adaptor).hook.tft_preload()

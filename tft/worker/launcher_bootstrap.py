@@ -32,9 +32,8 @@ from tft.worker.launchers import Launcher, launcher_of
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
-"""The adaptor that reads the store of torchrun, in every job: no other adaptor can read that store,
-so this adaptor is loaded for it even if the job trains with another adaptor.
-"""
+"""The only adaptor that can read the store of torchrun. It is loaded for this purpose even if the
+job trains with another adaptor."""
 _PYTHON_WITH_WORD = "WX"
 """The one-letter options of Python that take a value. The value is the rest of the word
 (`-Wignore`) or the next word (`-W ignore`)."""
@@ -179,9 +178,9 @@ def _meet(launcher: Launcher, host: str) -> Meeting:
     """
     Agree with the other processes on the broker and the run directory.
 
-    If the launcher serves no store of its own, its port (`MASTER_PORT`) is free, and the broker
-    uses that port. Otherwise process 0 chooses the broker's port and the run directory, and passes
-    them on to the other processes through that store.
+    If the launcher serves no store, the port that the launcher names (`MASTER_PORT`) is free, and
+    the broker uses that port. If the launcher serves a store, process 0 chooses the broker's port
+    and the run directory, and passes both to the other processes through the store.
     """
     named = default_run_dir(launcher.start) if launcher.start else ""
     if not launcher.serves:

@@ -23,9 +23,9 @@ _NO_STEPS = 0xFFFF_FFF0
 """The first of the special Slurm step numbers. This number and higher numbers do not stand for
 steps of srun, but for a batch script or an interactive shell."""
 _PORTS = 10_000
-"""The lowest port that tft chooses for a Slurm job, and also the number of pairs of ports from
-which tft chooses. The highest of these ports is 29,999, below the ports that Linux uses for
-outgoing connections."""
+"""tft chooses one of 10,000 pairs of ports for a Slurm job. The first pair begins at port 10,000,
+the last one ends at port 29,999. By default Linux uses only higher ports for outgoing
+connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class _Told:
     def text(self, *names: str) -> str:
         """
         Return the value of the first of these variables that is set and not empty. Raises
-        `UsageError` if no variable is.
+        `UsageError` if all of them are unset or empty.
         """
         for name in names:
             if value := self.environ.get(name):

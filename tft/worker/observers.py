@@ -144,8 +144,8 @@ class Observers:
 
     def check(self, session: SessionView, name: str) -> CheckResult | None:
         """
-        Run the check of a plugin that is called `name`, and return its result. Return None if no
-        plugin has a check with this name.
+        Run the check with the name `name`, and return its result. Checks are functions of plugins.
+        Return None if no plugin has a check with this name.
 
         Raises the exception of a check that fails, because such a check has no result. If the check
         calls `sys.exit`, a `RuntimeError` is raised instead of `SystemExit`, so that the process

@@ -59,8 +59,8 @@ disk."""
 
 
 Report = Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None]
-"""A function that sends a report to the controller. It calls its second argument, unless that is
-None, when the controller has acknowledged the report."""
+"""A function that sends a report to the controller. The second argument is a function, or None: it
+is called when the controller has acknowledged the report."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -191,8 +191,9 @@ class Periodic:
         self._threads: set[str] = set()
         """The names of the threads that were started, so that no thread is started twice."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """The steps of checkpoints of which the controller knows. When a step comes out of this
-        queue, older checkpoints may be removed."""
+        """A queue for the thread that removes old checkpoints. It has the steps of checkpoints that
+        this rank has committed and the controller has acknowledged. The thread takes each step out
+        of the queue, and then removes older checkpoints."""
         self._owed: int | None = None
         """The step of the newest checkpoint that this rank has committed, while older checkpoints
         are still to be removed. None: nothing is to be removed."""
@@ -425,7 +426,8 @@ class Periodic:
         done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        # `parts` is None if some rank has not written its part yet: the last rank will commit
+        # `parts` is None if some rank has not written its part yet: the rank that writes its part
+        # last commits the checkpoint
         if parts is not None:
             self._commit(part, directory, final, parts)
 

@@ -28,8 +28,8 @@ class LowPriority:
             os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
         self._autogroup = _read(_AUTOGROUP).rpartition(" nice ")[2]
         # as a test, first write the present value twice: for most users the kernel accepts only one
-        # write to such files in a tenth of a second. If the test fails, do not lower the priority,
-        # because it might not be possible to raise it again in time
+        # write to this file in a tenth of a second. If the test fails, do not lower the priority,
+        # because raising it again soon might fail
         self._autogroup_lowered = (
             bool(self._autogroup)
             and all(_write(_AUTOGROUP, self._autogroup) for _ in range(2))
@@ -51,10 +51,10 @@ class LowPriority:
 
 def _may_raise(nice: int) -> bool:
     """
-    Return True if this process may raise its priority to `nice` again after lowering it. Find out
-    by a try with the next lower priority. The capabilities of the process do not answer the
-    question: in a container with its own user ids, the kernel refuses the change even if the
-    process has the capability.
+    Return True if this process may raise its priority to `nice` again after lowering it. To find
+    out, lower the priority by one and try to raise it again. The capabilities of the process do not
+    answer the question: in a container with its own user ids, the kernel refuses the change even if
+    the process has the capability.
     """
     if nice >= _LOWEST:
         return False

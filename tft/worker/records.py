@@ -78,8 +78,8 @@ class Records:
 
     def log(self, step: int, values: Row) -> None:
         """
-        Add values of a step to the rank's file of values. To which step they belong is decided as
-        in `write`.
+        Add values to the rank's file of values. The values belong to `step` or, between
+        `begin_after` and `end_after`, to the step that `begin_after` was given.
 
         Raises `UsageError` if a name is no text or a value is no number. Raises `OSError` when the
         disk is full.
@@ -153,8 +153,8 @@ class _RowFile:
         """
         Among the rows of steps later than `step`, drop those for which `wanted` returns False.
 
-        Only the rows of these steps are read, which are at the end of the file. Reading the whole
-        file would take longer with each step of the job.
+        The rows of these steps are at the end of the file, and only this end is read. Reading the
+        whole file would take longer after each further step of the job.
         """
         if not self._path.exists():
             return

@@ -1,6 +1,7 @@
 """
-Slices of the shards of a rank: the bytes that are digested after one step, so that all ranks can
-compare them. After as many steps as there are slices, every byte was digested once.
+Digests the shards of a rank slice by slice, so that copies of a shard on several ranks can be
+compared while the job trains. A slice is a part of the bytes of a shard. After each step one slice
+of each shard is digested. After as many steps as there are slices, every byte was digested once.
 """
 
 from bisect import bisect_right
@@ -80,8 +81,8 @@ class Slices:
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
         self._cut: dict[int, _Slice] = {}
-        """By number of a slice: the slice, cut out of the listed memory when it was first
-        needed."""
+        """Maps the number of a slice to the slice. A slice is cut out of the listed memory when it
+        is first needed."""
         self._identity: list[tuple[int, ...]] = []
         """For each shard, numbers from which one can tell whether its buffers have moved in memory.
         The adaptor gave them when it last listed the shard."""
@@ -105,8 +106,9 @@ class Slices:
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
         listing, contribution = self._hook.tft_slices, self._hook.tft_contribution
         self._list = direct(listing) if listing.get_hookimpls() else None
-        # this rank's contribution to the gradients is digested to find the wrong copy of a shard
-        # that two ranks hold; among three or more copies, the majority shows which copy is wrong
+        # if only two ranks hold a shard and their copies differ, digests of what each rank has
+        # contributed to the gradients show which copy is wrong. Among three or more copies the
+        # majority shows it, so these digests are not needed
         needed = any(len(each.ranks) == 2 for each in shards) and contribution.get_hookimpls()
         self._contribution = direct(contribution) if needed else None
 

@@ -38,9 +38,11 @@ class _Waiting:
     """Prepares this process for the rank that its environment names."""
     priority: LowPriority
     environment: dict[str, str]
-    """The environment variables of this process before its script ran."""
+    """The environment variables of this process before its script ran. They show later which
+    variables the rank needs with other values."""
     outputs: dict[int, int]
-    """The inode numbers of stdout and stderr before the script ran, by file descriptor."""
+    """The inode numbers of stdout and stderr before the script ran, by file descriptor. They show
+    later whether the script has redirected its output."""
 
 
 _waiting: _Waiting | None = None
@@ -151,8 +153,8 @@ def wait_for_rank() -> None:
 def _take_over(task: ForkedTask, waiting: _Waiting) -> None:
     """
     Give this process the output and the environment of its rank. Output that the script has
-    redirected or closed stays so. A variable is set only if the rank's value differs from the value
-    before the script ran, so most changes by the script are kept.
+    redirected or closed is not changed. A variable is set only if the rank's value differs from the
+    value before the script ran, so most changes by the script are kept.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the script may have closed a stream

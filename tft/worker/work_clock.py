@@ -38,7 +38,7 @@ class WorkClock:
         self._before = 0.0
         """The total waiting time of the meter (`WorkMeter.waited`) when the step began."""
         self._computing = 0.0
-        """The time at which the first forward pass of the step began, or 0.0."""
+        """The time at which the first forward pass of the step began. 0.0: none has begun yet."""
         self._input_waits = 0.0
         """How long the training thread waited for other ranks between `_began` and `_computing`."""
         self._arrived = self._opened = 0.0
@@ -98,7 +98,8 @@ class WorkClock:
         if not self._began or self.meter is None:
             return
         now = monotonic()
-        # collectives in the update window (such as those of a sharded optimizer) are waits, too
+        # subtract the waits for collectives in the update window, such as those of a sharded
+        # optimizer
         waited = self.meter.waited() - self._before
         self._page.post_work(
             step,
