@@ -164,11 +164,12 @@ def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, Stat
 
 def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     """
-    Return the holders of the parameter or buffer whose name is the end of `name`, the name of the
-    state `state`. Return None if there is no such parameter or buffer.
+    Return the holders of the parameter or buffer to which the state `state` belongs. The name of
+    this parameter or buffer is the end of `name`, the name of the state. Return None if there is no
+    such parameter or buffer.
 
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
-    numbers are exempt.
+    numbers may have another shape.
     """
     # the first word of `name` names the user's object, the rest may name a parameter
     _, _, called = name.partition(".")

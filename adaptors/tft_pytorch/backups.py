@@ -288,11 +288,10 @@ class Backups:
         Return the slot for the next copy: an empty slot, or the slot of the oldest copy.
 
         `sound` is the last step at whose end the states of all ranks are known to be equal. Return
-        None if all slots are full and every copy but the oldest is later than step `sound`. Then it
-        is not known yet whether the newer copies are equal on all ranks, and all copies must stay.
-        The oldest copy is needed if the newer copies turn out to differ between ranks. The newer
-        copies are needed if other ranks know already that they are equal: such a rank may have
-        dropped its oldest copy.
+        None if all slots are full and every copy but the oldest is later than step `sound`: then no
+        copy may be dropped. The oldest copy is needed in case the newer copies differ between
+        ranks. The newer copies are needed because another rank may know already that they are
+        equal, and may have dropped its own oldest copy.
         """
         while len(self._slots) < copies:
             self._slots.append(_Slot())

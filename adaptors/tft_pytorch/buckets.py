@@ -39,8 +39,8 @@ class BucketLayout:
     """The indices of the trained parameters, in the order in which these parameters fill the
     buckets."""
     buckets: tuple[tuple[int, ...], ...] | None
-    """The buckets, each as a list of parameter indices. None if the DDP has finished only its first
-    backward. Such a DDP sorts its buckets at the next forward."""
+    """The buckets, each as a list of parameter indices. None after the first backward of the DDP,
+    because the DDP sorts its buckets only at the next forward."""
 
 
 class Wrappers:

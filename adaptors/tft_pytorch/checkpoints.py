@@ -65,8 +65,9 @@ def with_all(
     content: Mapping[str, Any],  # Any: a checkpoint may hold values of any type
 ) -> dict[str, Any]:
     """
-    Return `content`, together with those of `tensors` that torch would not store under their own
-    names. torch stores a tuple as one object, even if there are tensors in it.
+    Return `content` with an additional entry for each of `tensors` that would otherwise have no
+    entry of its own in the checkpoint. torch stores a tuple as one entry, even if there are tensors
+    in it.
     """
     stored: set[str] = set()
     traverse_state_dict(dict(content), lambda path, _: stored.add(".".join(map(str, path))))
@@ -167,9 +168,9 @@ def placed(
     known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
-    Convert metadata of a part of a tensor, which was stored as if it were a whole tensor. `known`
-    is the metadata and `index` the index of the part. Return the metadata and the index in the form
-    that torch uses for a chunk of the whole tensor.
+    Return the metadata and the index of a part of a tensor, in the form that torch uses for a chunk
+    of the whole tensor. `known` and `index` are the metadata and the index with which the part was
+    stored, as if the part were a whole tensor.
 
     `whole` is the shape of the whole tensor, `at` the offset of the part in the whole tensor.
     """

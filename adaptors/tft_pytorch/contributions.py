@@ -125,7 +125,7 @@ class Contributions:
             kept is None
             or gradient.dtype != kept[0].dtype
             or gradient.is_sparse
-            # with such a gradient, autograd would record the copy into the host memory
+            # if the gradient needs a gradient itself, autograd would record the copy below
             or gradient.requires_grad
         ):
             dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()

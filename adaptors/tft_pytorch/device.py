@@ -122,8 +122,8 @@ class Devices:
 
     def at_rest(self) -> bool:
         """
-        Return whether the work in the current streams of the calling thread is done, so that their
-        results can be read without a wait.
+        Return whether the work in the current streams of the calling thread is done, so that the
+        results of this work can be read without a wait.
         """
         # a device that reports an error here reports it again in the call that reads from the
         # device, so the error can be ignored here
@@ -210,8 +210,8 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
 
 def unusable(kind: str) -> str:
     """
-    Return why tft cannot recover tensors on this kind of device, as a sentence without its subject.
-    Return an empty text if tft can recover such tensors.
+    Return why tft cannot recover tensors on this kind of device, as words that follow the name of
+    the tensor or the model in a message. Return an empty text if tft can recover such tensors.
     """
     if kind == _CPU:
         return ""
@@ -225,10 +225,10 @@ def select() -> None:
     Make the device whose index is in the variable `LOCAL_RANK` the current one, as torch's
     `DeviceMesh` does when it is made. Do nothing if the script has chosen or used a device already.
 
-    Called before groups that send nothing are formed, for a trial call of the user's factory. A
-    mesh over such groups does not choose a device. Then the first tensors of all ranks would be on
-    the first device of the node, and a later mesh would not choose another device, because one is
-    in use.
+    Called before a trial call of the user's factory, which runs over groups that send nothing. A
+    mesh over such groups does not choose a device. So without this function, the first tensors of
+    all ranks would be on the first device of the node. A later mesh would not choose another
+    device either, because the process already uses one.
     """
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or torch.get_device_module(kind.type).is_initialized():
@@ -449,9 +449,10 @@ def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
     Return how many collectives each group has begun on the devices. Messages to single ranks do not
     count. Return None if a backend does not count its collectives.
 
-    The numbers come from each group's backend for the devices. A group that has two backends may
-    itself return the number of its gloo backend: torch's `_new_process_group_helper` selects the
-    right backend only for nccl and for backends of packages.
+    Each number is read from the group's backend for the devices, not from the group itself. A group
+    that has two backends may return the number of its gloo backend, because torch's
+    `_new_process_group_helper` selects the right backend only for nccl and for backends of
+    packages.
     """
     try:
         return {

@@ -34,7 +34,7 @@ class ExtraStates:
     def __init__(self) -> None:
         self._modules: dict[str, nn.Module] = {}
         self._places: dict[str, torch.device] = {}
-        """By kind of device: the first device of this kind that the model uses."""
+        """Maps each kind of device to the first device of this kind that the model uses."""
         self._settled: dict[str, Any] | None = None
 
     def watch(
@@ -129,8 +129,8 @@ class ExtraStates:
 
     def _present(self, name: str, module: nn.Module) -> Callable[[str, str], torch.device]:
         """
-        Return a function that returns the device for a tensor, by its name and by the device on
-        which it was.
+        Return a function that returns the device to which `put_back` puts a tensor of the extra
+        state of `module`. The function takes the name of the tensor and its earlier device.
         """
         kept = Disassembly()
         with suppress(UsageError):  # the present extra state may be of a type that cannot be kept
@@ -156,7 +156,8 @@ class ExtraStates:
     def forget(self) -> None:
         """
         Forget the state that `rewind` would restore, because the state of this rank now comes from
-        another rank or a checkpoint. Until the next rollback `rewind` does nothing.
+        another rank or a checkpoint. Until `put_back` is called or a step is complete, `rewind`
+        does nothing.
         """
         self._settled = None
 

@@ -27,7 +27,7 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
 RuntimeError for every error."""
 
 _WAITING = (
-    # except checkpoint/, whose code waits for the disk
+    # code of torch.distributed, except that in checkpoint/, which waits for the disk
     re.compile(r"/torch/distributed/(?!checkpoint/)"),
     re.compile(r"/tft_pytorch/interruptible\.py$"),
     re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own all-reduces and broadcasts

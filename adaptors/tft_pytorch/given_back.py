@@ -1,9 +1,9 @@
 """
 Checks, after state was put into the user's objects, that the objects return the same state.
 
-The method `load_state_dict` of an object may not give back what `state_dict` gave. If all ranks load
-the same checkpoint, they are all wrong alike, and a comparison of the ranks finds nothing. So each
-rank compares its state with the content that it has loaded.
+After `load_state_dict`, an object may not have the state that its `state_dict` returned before. If
+all ranks load the same checkpoint, they all get the same wrong state, and a comparison of the ranks
+finds no difference. So each rank compares its state with the content that it has loaded.
 """
 
 from collections.abc import Collection, Mapping
@@ -38,9 +38,9 @@ def given(meta: bytes, tensors: Mapping[str, Tensor], loading: Collection[str]) 
     """
     Note the content of a shard before it is put into the user's objects.
 
-    `loading` are the names of the objects whose own `load_state_dict` is called. Digests are
-    computed of the tensors of these objects only: such an object may get its own tensors back, and
-    change them in place while it loads them.
+    `loading` are the names of the objects whose own `load_state_dict` is called. Only tensors of
+    these objects are digested. The content may have the tensors that such an object uses already,
+    and its `load_state_dict` may change them in place.
     """
     read = {name: each for name, each in tensors.items() if name.partition(".")[0] in loading}
     return Given(

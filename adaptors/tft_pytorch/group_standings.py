@@ -28,8 +28,8 @@ def standings(devices: Devices) -> list[GroupStanding]:
     which collective it waits.
 
     On an asynchronous device, torch's flight recorder says in which collective the device waits.
-    Without the flight recorder, only the number of collectives is known that the host has begun,
-    which is the sequence number of the backend.
+    Without the flight recorder, only one number is known: how many collectives the host has begun
+    (the sequence number of the backend).
     """
     numbers = (device.sequence(devices) if devices.asynchronous else None) or {}
     idle = devices.answer() if numbers else True
@@ -47,8 +47,8 @@ def standings(devices: Devices) -> list[GroupStanding]:
                 wait = waits[group.group_name]
                 found.append(_standing(group, wait.number, wait.name))
             elif group in numbers:
-                # if `waits` names a collective, the device waits in that collective, which belongs
-                # to another group, and not in a collective of this group
+                # if `waits` has any entry, the device waits in a collective of another group, so it
+                # does not wait in a collective of this group
                 found.append(_standing(group, numbers[group], "" if waits else busy))
     return found
 

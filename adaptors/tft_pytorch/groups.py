@@ -60,12 +60,13 @@ cores, an all-reduce took 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
 """The number of seconds between two cuts of the connections of groups. Connections are cut again
-and again in two cases, because new connections are made all the time: while a group that is being
-formed is given up, and while groups of a device are aborted, whose first collectives make
-connections.
+and again in two cases, because new connections may be made meanwhile:
 
-The first cut of an abort comes after this time too, because the abort has then reached all
-groups."""
+- A group that another thread is forming is given up.
+- Groups of a device are aborted. The first collectives of a group make connections.
+
+When an abort of NCCL groups begins, the first cut comes only after this time, because the abort has
+then reached all groups."""
 
 _STAND_IN_AGAIN = 25
 """Once in this many cuts, the process also connects to its own listening sockets in the place of

@@ -218,8 +218,8 @@ class TorchHooks(Generic[State]):
     def result_of_abort(self, error: BaseException) -> FaultKind | None:
         """
         Return `network` if `error` may be a result of collectives that were aborted on a device of
-        this rank, else None. An `error` that another exception has caused, or that was raised while
-        another one was handled, has that exception as its explanation, so the result is None.
+        this rank, else None. Also return None if another exception explains `error`: `error` was
+        raised from that exception, or while it was handled.
 
         The results of aborted collectives are wrong, and a script that checks them raises an
         exception. If a bug of the script has raised `error` instead, the bug raises it again when

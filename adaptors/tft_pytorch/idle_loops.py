@@ -2,11 +2,12 @@
 Makes the gloo threads of process groups that cannot be freed sleep.
 
 A thread of gloo (`gloo_tcp_loop`) waits with `epoll` for the connections of a group. If data has
-arrived for which no operation was begun, or a connection was shut down, gloo reads nothing, and
-`epoll_wait` returns at once. In a group that works, an operation is begun soon. In a group that is
-left behind because one of its operations does not end, the thread uses a whole core until the time
-limit of the group, half an hour. With edge-triggered notification (`EPOLLET`), `epoll_wait` reports
-each connection once more, and then sleeps.
+arrived for which no operation was begun, or a connection was shut down, gloo reads nothing. Then
+each call of `epoll_wait` returns at once, and the thread uses a whole core. In a group in use this
+lasts only a moment, because an operation is begun soon. If a group cannot be freed, because one of
+its operations does not end, the thread uses the core until the time limit of the group, half an
+hour. With edge-triggered notification (`EPOLLET`), `epoll_wait` reports each connection once more,
+and then sleeps.
 """
 
 import ctypes

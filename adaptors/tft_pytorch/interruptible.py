@@ -312,7 +312,8 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        # the time slice is over, or the operation has failed: then `_outcome` raises the error
+        # either the time slice is over, or the operation has failed. A failed operation is
+        # completed, and `_outcome` raises its error
         except RuntimeError:
             return self._native.is_completed()
 
@@ -368,14 +369,16 @@ class _Blocking(_Collective):
             modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _counts_changes()
             waiter = threading.Thread(target=self._wait, args=modes, name="tft-waits", daemon=True)
             waiter.start()
-            # set only if the thread was started, so that each further wait raises an error, too
+            # set `_waiter` only now: if the thread cannot be started, each further wait must try
+            # again and raise the same error
             self._waiter = waiter
         return self._over.wait(within.total_seconds())
 
     def _outcome(self) -> bool:
         if self._error is not None:
-            # a copy: with its traceback, the error would refer to this object and to the frames of
-            # the caller, and so keep them and their process groups alive until a garbage collection
+            # raise a copy, because `raise` adds a traceback to the error. `self._error` would then
+            # refer to this object and to the frames of the caller, and keep them and their process
+            # groups alive until a garbage collection
             raise copy(self._error)
         return True
 
@@ -385,7 +388,7 @@ class _Blocking(_Collective):
         counting = nullcontext() if counts else torch._C._ExcludeDispatchKeyGuard(_COUNTING)
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad), counting:
-                # gloo's wait does a part of the operation, so this wait may be called only once
+                # call gloo's wait only once, because it does a part of the operation
                 self._native.wait()
         except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
             self._error = error.with_traceback(None)

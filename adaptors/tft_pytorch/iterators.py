@@ -206,8 +206,9 @@ class Prefetcher:
 
     def __init__(self, source: Source) -> None:
         """
-        `source` must not draw from the random generators of the process. Reading ahead changes the
-        moment at which `source` draws. So other numbers would be drawn after an incident.
+        `source` must not draw from the random generators of the process. After an incident a batch
+        may be read at another moment, before or after other draws of the process. `source` would
+        then draw other numbers.
         """
         self._source = source
         self._ahead: list[Any] = []

@@ -62,9 +62,11 @@ class Overlaps:
     def refuse_new(self, tensors: Mapping[str, Tensor], optimizers: Collection[str]) -> None:
         """
         Raise `UsageError` if a tensor of an optimizer has come to share memory with another tensor,
-        and the common memory has changed since the last call. Other overlaps do no harm in a
-        process where the tensors are separate: those whose memory nobody changes, and those of
-        tensors that each step makes again.
+        and the common memory has changed since the last call.
+
+        Overlaps whose memory nobody changes, and overlaps of tensors that each step makes again,
+        are not refused: a replacement process, where the tensors are separate, computes the same
+        results. Overlaps of a whole parameter are not refused either (see `_unsure`).
         """
         before, self._seen, self._unsure = self._seen, {}, []
         for pair in sorted(set(overlapping(tensors, optimizers)) - self._known):

@@ -37,10 +37,12 @@ class Owned:
         lenient: bool = False,
     ) -> None:
         """
-        Leave out generators of objects whose class is in `but`. `wrapped` is a sampler that a
-        sampler of the loader has inside, under a name that is not in `_SAMPLERS`. Raises
-        `UsageError` if the state of a generator cannot be read. With `lenient=True`, such a
-        generator is neither read nor restored, and the method `unread` returns it.
+        Leave out generators of objects whose class is in `but`. `wrapped` is a sampler that is
+        wrapped in a sampler of the loader, and cannot be found through attributes with the names
+        in `_SAMPLERS`.
+
+        Raises `UsageError` if the state of a generator cannot be read. With `lenient=True`, such a
+        generator is neither read nor restored, and the method `unread` returns its owner and name.
         """
         self._but = but
         self._lenient = lenient
@@ -91,7 +93,7 @@ class Owned:
         owners = {**self.samplers, **self.readers} if samplers else self.readers
         present = {(place, name): each for place, name, each in self._found(owners)}
         for place, name in present:
-            if f"{place}.{name}" not in states:  # the generator was made after `states`
+            if f"{place}.{name}" not in states:  # the generator did not exist yet
                 setattr(owners[place], name, None)
         for path, (kind, state) in states.items():
             place, _, name = path.rpartition(".")

@@ -107,11 +107,11 @@ def slice_content(
 
 def _place(tensor: Tensor) -> int:
     """
-    Return a number that stands for the memory from which the content of the tensor is read. If the
-    content is read from other memory later, the number is another.
+    Return a number that identifies the memory from which the content of the tensor is read. If a
+    later call returns a different number, the content is then read from different memory.
     """
-    # the content of a tensor that is not contiguous is read from a copy, and each copy is in other
-    # memory
+    # if the tensor is not contiguous, its content is read from a temporary copy. Each copy is in
+    # different memory, so it gets a new number
     return tensor.data_ptr() if tensor.is_contiguous() else next(_COPIES)
 
 

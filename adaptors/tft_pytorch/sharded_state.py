@@ -442,9 +442,12 @@ class Parts:
 
 def _parameter_of(key: str, name: str, other: object, span: Span) -> DTensor | None:
     """
-    Return the distributed parameter to whose state the tensor `key` at `span` belongs, or None.
-    `name` is the name of the object `other`, which may be an optimizer. A new optimizer has no state
-    before its first step, but its state is distributed as its parameters are.
+    Return the distributed parameter to whose state the tensor `key` belongs. Return None if `other`
+    is no optimizer, if the parameter is not distributed, or if the parameter does not have the
+    shape of the whole tensor (`span`).
+
+    A new optimizer has no state before its first step. The state that is put into it is distributed
+    in the same way as its parameters. `name` is the name of `other`.
     """
     if not set_directly(other):
         return None

@@ -87,7 +87,7 @@ class Watch:
     def begin_step(self) -> None:
         """
         Begin to note the numbers of the next step. Drop the numbers that were noted until now,
-        which belong to the last step, or to backward passes in its tail.
+        which belong to the last step, or to backward passes after its update window.
         """
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
@@ -245,8 +245,8 @@ class Watch:
 
 def _vector_norm(part: Tensor) -> Tensor:
     """
-    Return the norm of a tensor as a number of 32 bits. With 16 bits it could overflow although no
-    gradient has.
+    Return the norm of a tensor as a number of 32 bits. A norm of 16 bits could overflow even if no
+    gradient has overflowed.
     """
     half = part.dtype in (torch.float16, torch.bfloat16)
     norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float32 if half else None)

@@ -1,6 +1,6 @@
 """
-Serves the rendezvous store of tft, and connects to the store that torchrun serves for the processes
-that torchrun starts.
+Serves the rendezvous store of tft. Also connects to the store of torchrun, if torchrun has started
+this process.
 
 The rendezvous store runs in a process of its own. No rank hosts the rendezvous store, so the store
 survives the loss of any rank.

@@ -17,26 +17,28 @@ Read = Callable[[], str]
 
 class Unchanged:
     """
-    Compares the parameters of one rank after the wrapper was built with what they were when the
-    ranks compared their copies. All methods must be called on the training thread. Only `compared`
-    may be called on another thread, as long as the call ends before `begin` is called.
+    Compares digests of the parameters of one rank at two moments: when the ranks compared their
+    copies, and after the wrapper was built.
+
+    All methods must be called on the training thread. Only `compared` may be called on another
+    thread, as long as the call ends before `begin` is called.
     """
 
     def __init__(self) -> None:
         self._compared: dict[str, str] = {}
-        """By shard: the digest of the parameters when the ranks compared their copies."""
+        """The digest of the parameters of each shard when the ranks compared their copies."""
         self._reading: threading.Thread | None = None
         self._expected: dict[str, str] = {}
-        """By shard: the digest that the parameters must still have. The thread `_reading` computes
-        their present digests."""
+        """The digest that the parameters of each shard must still have. The thread `_reading`
+        computes their present digests."""
         self._found: dict[str, str] = {}
-        """By shard: the digest of the parameters after the wrapper was built."""
+        """The digest of the parameters of each shard after the wrapper was built."""
         self._error: Exception | None = None
 
     def compared(self, shard: str, digest: str) -> None:
         """
-        Store the digest of the parameters of a shard. Other ranks compare it with the digests of
-        their own copies.
+        Store `digest`, the digest of the parameters of a shard that the ranks compare with each
+        other.
         """
         self._compared[shard] = digest
 

@@ -44,7 +44,8 @@ class KnownVersions:
 
     def missing(self, why: str) -> UsageError:
         """
-        Return the error that says what to install, if the package cannot be used.
+        Return an error that says that the adaptor needs the package, and how to install it. `why`
+        says why the package cannot be used.
         """
         return UsageError(
             f"the adaptor {self.adaptor} needs {self.package}, {why}: "

@@ -67,7 +67,7 @@ class WaitingTime:
         Call `computing` when the next forward pass begins.
 
         The hook of the modules is removed at that moment, because `torch.jit.script` refuses
-        modules with hooks, and a script may use it in the tail of a step.
+        modules with hooks, and a script may call it after the update window of a step.
         """
         for module in self._living():
             module._forward_pre_hooks[_HOOK] = self._forward
@@ -99,14 +99,14 @@ class WaitingTime:
 
     def promised(self) -> None:
         """
-        Record that a collective has begun for whose future the caller waits later. Only DDP waits
-        so: it begins its collectives during the backward pass, the last one when all gradients are
-        computed, and then waits for all of them in C++ code.
+        Record that a collective has begun, and that the caller waits later for its future. Only DDP
+        waits in this way: it begins its collectives during the backward pass, the last one when all
+        gradients are computed. Then it waits for all of them in C++ code.
         """
         if threading.get_ident() == self._thread:
             backward = torch._C._current_graph_task_id()
             if backward != self._backward:
-                self._count_promised()  # an earlier backward pass has ended with a wait
+                self._count_promised()  # count the wait at the end of the backward pass before
                 self._backward = backward
             self._promised = monotonic()
 
@@ -138,8 +138,8 @@ class WaitingTime:
 
     def _count_promised(self) -> None:
         """
-        Count the wait at the end of the last backward pass: from the beginning of its last
-        collective until all its collectives were complete.
+        Add the wait of DDP at the end of the last backward pass to `_total`. The wait lasts from
+        the beginning of the pass's last collective until all collectives of the pass are complete.
         """
         if self._promised:
             self._total += max(0.0, self._settled - self._promised)
