@@ -67,9 +67,10 @@ class OtherStatistics:
 
     def lost(self, moving: object) -> str | None:
         """
-        Return a sentence if the statistics are not those that this rank had at the end of the step
-        to which it goes back, else None. `moving` is the value that the attribute `moving` had when
-        the rank-local state was captured, perhaps in an earlier process of this rank.
+        Called when this rank goes back to the end of an earlier step. If the statistics differ from
+        those that the rank had at that time, return a sentence that says so, else None. `moving` is
+        the value of the attribute `moving` when the rank-local state was captured, perhaps in an
+        earlier process of this rank.
         """
         foreign, self._foreign = self._foreign, False
         again = "" if foreign else self._changed()

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import TCPStore  # the class torch.distributed.T
 from tft.errors import AddressTaken, UsageError
 
 _ANSWER = timedelta(minutes=1)
-"""The time limit for an answer of torchrun's store, which exists before the training processes
-start."""
+"""The time limit for an answer of torchrun's store. No time is needed for the start of the store,
+which runs before the training processes start."""
 _PATIENCE = timedelta(hours=1)
 """The time limit for a value that another process stores. This limit is long because the other
 process first runs its script up to `tft.init`. `tft run` has the same limit for nodes to join."""

@@ -1,8 +1,9 @@
 """
 Measures how long the training thread waits for other ranks, and notices when a forward pass begins.
 
-A collective makes all ranks wait for the slowest one, so the time of a step is the same on all
-ranks. The time of a step less the time of its waits is the rank's own work, and differs.
+A collective makes all ranks wait for the slowest rank, so a step takes the same time on all ranks.
+The time of the step without the rank's waits is the time for the rank's own work. This time shows
+which rank is slow.
 """
 
 import threading

@@ -5,9 +5,9 @@ The fork server imports once all modules that every rank needs, and modules of p
 it (`tft.plugins.PRELOADED`). Then it forks a process whenever the agent needs one: for a rank, for
 a warm process, or for the rendezvous store.
 
-A fork copies only one thread, so the fork server must have only one. If an import has started other
-threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
-example is the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
+A fork copies only one thread, so the fork server must have only one thread. Some imports start
+others, for example numpy's BLAS library if OMP_NUM_THREADS is more than 1. Then the fork server
+reports the threads and ends, and the agent starts ranks without a fork server.
 
 A forked process becomes a child of the agent: it is forked through an intermediate process that
 ends at once, and the agent adopts orphans (as a subreaper). The forked process then waits until the
