@@ -3,6 +3,7 @@ The priority of a warm process, which runs beside ranks that train.
 """
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,18 +53,28 @@ class LowPriority:
 def _may_raise(nice: int) -> bool:
     """
     Return True if this process may raise its priority to `nice` again after lowering it. To find
-    out, lower the priority by one and try to raise it again. The capabilities of the process do not
-    answer the question: in a container with its own user ids, the kernel refuses the change even if
-    the process has the capability.
+    out, a thread lowers its own priority by one and tries to raise it again: if it may not, the
+    lower priority ends with the thread. The capabilities of the process do not answer the question:
+    in a container with its own user ids, the kernel refuses the change even if the process has the
+    capability.
     """
     if nice >= _LOWEST:
         return False
+    raised = []
+
+    def tries() -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice + 1)  # 0: the calling thread
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            raised.append(True)
+
+    thread = threading.Thread(target=tries, name="tft-priority")
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice + 1)
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except OSError:
+        thread.start()
+    except RuntimeError:  # the system has no room for a thread
         return False
-    return True
+    thread.join()
+    return bool(raised)
 
 
 def _read(path: Path) -> str:
