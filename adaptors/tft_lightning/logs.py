@@ -42,8 +42,8 @@ class LogLedger:
 
     def goes_on(self) -> None:
         """
-        Count the calls from the beginning of the present step again, because the loop repeats the
-        step, and makes the same calls again.
+        Set the counter of calls back to the beginning of the present step, because the loop repeats
+        the step and makes the same calls again.
         """
         self._next = (self._step(), 0)
 

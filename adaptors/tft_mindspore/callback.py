@@ -461,10 +461,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return True if `directory` has no state, but only the small file that `save` writes after
-        MindSpore has saved the state elsewhere.
+        Return True if MindSpore itself has saved the state in a directory of its own. Then
+        `directory` has only the small file that `save` has written instead of the state.
 
-        Raises `OrderRefused` if the script continues from another step than that of the checkpoint.
+        Raises `OrderRefused` if the step from which the script continues is not the step that this
+        file names.
         """
         note = self._note(directory, shard)
         if not note.exists():

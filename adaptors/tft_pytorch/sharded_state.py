@@ -61,7 +61,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
         }
     settings |= {name: put_together(tree, held.tensors) for name, tree in held.others.items()}
     settings |= held.extra
-    # leave out tensors that are in `settings` already, because plain torch would find them twice
+    # leave out tensors that `settings` has already: the checkpoint would contain them twice
     known, _ = flatten_state_dict(settings)
     return {name: t for name, t in held.tensors.items() if name not in known} | settings
 

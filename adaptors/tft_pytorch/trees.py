@@ -120,8 +120,8 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             made[put_together(key, tensors)] = put_together(value, tensors)
         return made
     raise MalformedMessage(
-        f"a packed state (of an optimizer, for example) has an entry of kind {kind!r}, which is "
-        "unknown, has content of a wrong type, or names a tensor that is missing"
+        f"a packed state (of an optimizer, for example) has an invalid entry of kind {kind!r}: the "
+        "kind is unknown, the content has a wrong type, or a tensor that it names is missing"
     )
 
 

@@ -34,7 +34,7 @@ class Surroundings(Protocol):
     repeated: random generators, settings of the optimizer, and the bookkeeping of the Trainer.
     """
 
-    def noted(self) -> Any: ...  # Any: what an implementation notes
+    def noted(self) -> Any: ...  # Any: each subclass has a type of its own for what it notes
 
     def put_back(self, noted: Any, *, only_bookkeeping: bool = False) -> None: ...
 

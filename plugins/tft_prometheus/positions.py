@@ -204,8 +204,8 @@ class Positions:
         checkpoint, does not count either.
         """
         nodes = self._nodes.values()
-        # `progress` may be in the future because of an announced phase, which matters only while a
-        # rank of the node trains
+        # `progress` is the time of the last progress. It lies in the future while a rank has
+        # announced a long phase, so it counts only for nodes with a rank that trains.
         last = [node.progress if node.training else node.seen for node in nodes]
         return max(0.0, at - max([self._resumed, *last]))
 

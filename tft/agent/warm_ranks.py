@@ -101,9 +101,9 @@ class WarmRanks:
 
     def want(self) -> None:
         """
-        Start a warm process if one is missing, and if no other warm process still runs the script
-        up to the first use of the session. So the ranks of this node are disturbed as little as
-        possible. Call this method while the ranks train.
+        Start a warm process if one is missing, unless another one is still starting (it has not yet
+        reached the first use of the session in the script). Only one process starts at a time, so
+        that the ranks of this node are disturbed little. Call this method while the ranks train.
         """
         self._drop_stopped()
         if (

@@ -228,8 +228,8 @@ class Harm:
         order asked for the second process.
         """
         if process.thread.phase == "starting":
-            # before the ordered process has joined, the controller would accept the second process
-            # as the holder of the rank
+            # The process that the controller has ordered has not joined yet. The controller would
+            # accept the second process as the holder of the rank, so start none now.
             return "nobody"
         node = process.node
         stranger = Process(self._stage, node, process.rank, process.incarnation, Page(_nothing))
