@@ -121,8 +121,8 @@ class RankLocalState:
 
     def set_aside(self, training: Training) -> Callable[[], None]:
         """
-        Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them.
+        Save the present state of the random generators, the modes of the modules, and the buffers
+        that the forward pass changes. Return a function that restores them.
         """
         put_torch_back, tracked = self._torch.set_aside(), self._own()["tracker"]
         modes = [(m, m.training) for chunk in training.chunks for m in chunk.modules()]

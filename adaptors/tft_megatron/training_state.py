@@ -165,8 +165,9 @@ class Adopted:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Return a function that gives the random generators their present state again, and the
-        modules their present modes (training or evaluation).
+        Return a function that gives the random generators their present state again, the modules
+        their present modes (training or evaluation), and the buffers that the forward pass changes
+        their present content.
         """
         return self._local_state.set_aside(self.training)
 

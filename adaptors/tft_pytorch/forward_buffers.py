@@ -194,6 +194,28 @@ class RunningBuffers:
                     found[name] = longest in moving
         return found
 
+    def set_aside(self) -> Callable[[], None]:
+        """
+        Return a function that gives the moving buffers their present content again. Unlike `copy`
+        and `restore`, it does not change which copy belongs to the end of a step, and copies
+        content of any size.
+        """
+        kept = [
+            (index, self._tensor(index), tensor, tensor.detach().clone())
+            for index, tensor in self._present(sorted(self._moving))
+        ]
+
+        def put_back() -> None:
+            for index, own, tensor, content in kept:
+                buffers, name = self._slots[index]
+                if buffers[name] is not own:
+                    buffers[name] = own
+                # leave an unchanged buffer alone. A comparison would wait for a device
+                if tensor.device.type != "cpu" or not torch.equal(tensor, content):
+                    tensor.copy_(content)
+
+        return put_back
+
     def restore(self, copy: object) -> str | None:
         """
         Restore the content to which `copy` refers. `copy` was made in this process, or in the

@@ -254,14 +254,20 @@ class RankLocalState:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Save the present state of the random generators and the modes of the modules (training or
-        evaluation). Return a function that restores the saved state and modes.
+        Save the present state of the random generators, the modes of the modules (training or
+        evaluation), their extra states, and the moving buffers. Return a function that restores all
+        of these.
         """
         random_state, modes = self._random(), self.modes.present()
+        buffers, extra = self.running.set_aside(), self.extra.noted()[0]
 
         def put_back() -> None:
             self._put_random_back(random_state)
             self.modes.set(modes)
+            with torch.no_grad():
+                buffers()
+            if self.extra.noted()[0] != extra:
+                self.extra.put_back(extra)
 
         return put_back
 

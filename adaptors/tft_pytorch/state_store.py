@@ -272,9 +272,9 @@ class StateStore:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Save the present state of the random generators and the modes of the modules. Return a
-        function that restores the generators and modes, and forgets the gradients and losses that
-        were seen since.
+        Save the present state of the random generators, the modes and extra states of the modules,
+        and the buffers that the forward pass changes. Return a function that restores these, and
+        forgets the gradients and losses that were seen since.
         """
         put_back = self._local_state.set_aside()
 

@@ -530,6 +530,40 @@ def test_clear_restores_the_buffers_of_the_last_complete_step(size: int) -> None
     assert same(rank.buffers(), expected)
 
 
+@SIZES
+def test_buffers_that_a_function_after_a_step_changes_are_put_back(size: int) -> None:
+    """When a function that is called after a step runs the model in training mode, then its changes
+    of buffers are undone, and the next step starts from the buffers of the end of the step. An
+    incident in the next step restores the same buffers."""
+    rank = Trainee(size)
+    rank.state.rollback(rank.state.capture())
+    local_state = rank.train(2)
+    rank.state.end_step()
+    expected, last = rank.buffers(), rank.model.last
+
+    put_back = rank.state.set_aside()
+    rank.model(torch.ones(3, 4))
+    assert not same(rank.buffers(), expected)
+    put_back()
+
+    assert same(rank.buffers(), expected)
+    assert rank.model.last is last
+    rank.forward()
+    rank.state.rollback(local_state)
+    assert same(rank.buffers(), expected)
+
+
+def test_extra_states_that_a_function_after_a_step_changes_are_put_back() -> None:
+    """When a function that is called after a step changes the extra state of a module, then the
+    change is undone."""
+    module = Telling(7)
+    state = adopted(nn.Sequential(module))
+    put_back = state.set_aside()
+    module.state = 8
+    put_back()
+    assert module.state == 7
+
+
 class Late(nn.Module):
     """
     A model whose forward pass changes and replaces buffers only after the test has set `now`.

@@ -301,14 +301,14 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_set_aside(self) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules (training or
-        evaluation) to their present state.
+        Return a function that restores the random generators, the modes of modules (training or
+        evaluation), and the buffers that the forward pass changes to their present state.
 
         The hook is called before tft calls a function of the user that is not part of training,
         such as an evaluation. The returned function is called after the function of the user.
 
-        Not needed: without this hook, training continues with the random generators as the function
-        of the user has left them.
+        Not needed: without this hook, training continues with all of these as the function of the
+        user has left them.
         """
         raise NotImplementedError
 
