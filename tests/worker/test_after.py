@@ -16,11 +16,12 @@ from tft.worker.after import AfterSteps
 
 class Adaptor:
     """
-    An adaptor with a random generator: a number that grows with each draw.
+    An adaptor with a random generator and a data position: numbers that grow with each draw and
+    each batch.
     """
 
     def __init__(self) -> None:
-        self.drawn = 0
+        self.drawn = self.taken = 0
         self.state = {"dense": {"model": "a", "description": "b"}}
 
     @hookimpl
@@ -31,6 +32,10 @@ class Adaptor:
             self.drawn = before
 
         return put_back
+
+    @hookimpl
+    def tft_generators(self) -> dict[str, str]:
+        return {"torch": str(self.drawn), "data": str(self.taken)}
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
@@ -94,6 +99,24 @@ def test_a_function_that_changes_the_state_is_refused() -> None:
         UsageError, match=r"averages has changed model of shard 'dense' after step 4"
     ):
         after.call(after.due(4)[0], 4, adaptor.digests)
+
+
+def test_a_function_that_moves_the_data_position_is_refused() -> None:
+    """When a function takes a batch from the adopted data, then an error names the function and
+    says to use another loader. This holds in every call, and random draws are undone as well."""
+    adaptor = Adaptor()
+    after = functions(adaptor)
+
+    def estimates(step: int) -> None:
+        adaptor.drawn += 1
+        adaptor.taken += step == 3
+
+    after.add(estimates, 1, 5.0)
+    after.call(after.due(1)[0], 1, adaptor.digests)
+    after.call(after.due(2)[0], 2, adaptor.digests)
+    with pytest.raises(UsageError, match=r"estimates has moved .* data after step 3.* of its own"):
+        after.call(after.due(3)[0], 3, adaptor.digests)
+    assert adaptor.drawn == 0
 
 
 def test_invalid_function_registration_is_refused() -> None:

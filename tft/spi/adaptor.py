@@ -450,10 +450,12 @@ class AdaptorSpecs:
 
         Add a digest of the data position under the name `data`. The hook is called on the training
         thread when the user's function `train` is called. It is also called in steps that tft
-        audits, to check whether the script follows the rules of tft.
+        audits, and before and after functions that are called after a step, to check whether the
+        script follows the rules of tft.
 
         Not needed: without this hook the audit does not notice a tail that draws random numbers, or
-        a loop that draws a batch before the step of the batch begins.
+        a loop that draws a batch before the step of the batch begins. A function after a step that
+        takes batches of the data is not noticed either.
         """
         raise NotImplementedError
 

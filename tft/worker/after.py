@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pluggy
 
 from tft.errors import UsageError
+from tft.worker.audit import DATA
 from tft.worker.records import Records
 
 LIMIT = 3600.0
@@ -94,19 +95,28 @@ class AfterSteps:
         Call a function, and restore random generators and module modes afterwards.
 
         An exception of the function is raised unchanged. Raises `UsageError` if the function has
-        changed the training state. The state is compared only in the calls 1, 2, 4, 8 and so on of
-        the function, because it takes time to digest the state.
+        changed the training state, or has moved the data position. The state is compared only in
+        the calls 1, 2, 4, 8 and so on of the function, because it takes time to digest the state.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)
         before = digests() if looks else {}
+        position = self._data_position()
         put_back: Callable[[], None] = (
             self._hook.tft_set_aside() if self._sets_aside else _nothing_to_do
         )
         try:
             after.function(step)
+            moved = self._data_position() != position
         finally:
             put_back()
+        if moved:
+            raise UsageError(
+                f"the function {after.name} has moved the position of the adopted data after step "
+                f"{step}, as if it had taken batches from it: training would go on with other "
+                "batches, and after an incident with these batches again. Let the function read its "
+                "batches from a loader of its own"
+            )
         for shard, parts in (digests() if looks else {}).items():
             changed = sorted(part for part in parts if parts[part] != before[shard].get(part))
             if changed:
@@ -116,6 +126,13 @@ class AfterSteps:
                     "change the state, because it may be called again. Change the state in the "
                     "training loop"
                 )
+
+    def _data_position(self) -> str | None:
+        """
+        Return a digest of the data position, or None if the adaptor gives none.
+        """
+        found: Mapping[str, str] = self._hook.tft_generators() or {}
+        return found.get(DATA)
 
 
 class AfterPhase:

@@ -335,7 +335,8 @@ class Session:
         All ranks call the function, replaced ranks too. Register the function before `run`. The
         function may use the process groups and may take `limit` seconds. It may draw random
         numbers: tft restores the random generators afterwards, so training is not affected. The
-        function must not change the training state.
+        function must not change the training state, and must not take batches from the adopted
+        `data`.
 
         If a fault occurs before all ranks have finished the function, all ranks call it again.
         Effects outside this process therefore happen at least once; use `step` to recognise a
