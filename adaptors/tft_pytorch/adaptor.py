@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.spi import FaultKind, Numbers, StateHooks, hookimpl
+from tft.spi import FaultKind, Guard, Numbers, StateHooks, hookimpl
 from tft_pytorch import step_numbers
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.factory_maker import adopt_make
@@ -70,6 +70,11 @@ tft_generators = _hooks.tft_generators
 tft_set_aside = _torch.tft_set_aside
 tft_slices = _torch.tft_slices
 tft_contribution = _torch.tft_contribution
+
+
+@hookimpl
+def tft_guard(room: int) -> Guard | None:
+    return _hooks.state().guard(room)
 
 
 @hookimpl

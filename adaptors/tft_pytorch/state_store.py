@@ -25,6 +25,7 @@ from tft_pytorch.buckets import Wrappers
 from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.given_back import given, refuse_changed
+from tft_pytorch.guard import Guard
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
@@ -182,6 +183,8 @@ class StateStore:
         self._awaited: dict[str, Awaited] = {}
         self._unchanged = Unchanged()
         self._overlaps = Overlaps()
+        self._guard: Guard | None = None
+        """Watches the state while a function runs that is called after a step."""
         if maker.made is not None:
             self._overlaps.known(self._describe(), self._optimizers())
             self._watch(maker.made)
@@ -285,6 +288,16 @@ class StateStore:
 
         return done
 
+    def guard(self, room: int) -> Guard | None:
+        """
+        Watch the state from now on, while a function of the user runs that must not change it. Keep
+        a copy of the parameters if it has at most `room` bytes. Return None if the user's objects
+        do not exist now.
+        """
+        made = self._maker.made
+        self._guard = None if made is None else Guard(made, room)
+        return self._guard
+
     def rollback(self, local_state: bytes) -> str | None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
@@ -358,9 +371,13 @@ class StateStore:
     def clear(self) -> None:
         """
         Undo the changes of an unfinished step, because this rank may have to give its state to
-        another rank. Drop the wrappers and all references to the process groups.
+        another rank. Undo the changes of parameters by an unfinished function that was called after
+        a step, if there is a copy. Drop the wrappers and all references to the process groups.
         """
         self._wait_for_readers()
+        if self._guard is not None:
+            self._guard.settle()
+            self._guard = None
         self._wrappers.drop()
         step_numbers.watch.forget()
         self._trained.put_back()  # restore `requires_grad` now, because the next wrapper reads it

@@ -4,8 +4,8 @@ A DDP job that evaluates after its steps.
     after_job.py HOW [--seconds S] [--every K] [--die RANK,STEP,WHERE]
 
 HOW says how the script evaluates: - `alone`: rank 0 evaluates, through `session.evaluate`. -
-`together`: all ranks evaluate, with an all-reduce. - `inline`: rank 0 evaluates in the loop and
-does not report it to tft.
+`together`: all ranks evaluate the averaged weights, with an all-reduce. - `inline`: rank 0
+evaluates in the loop and does not report it to tft.
 
 WHERE says at which place a rank dies: - `update`: at the head of the step, after rank 0 has
 evaluated the step before. - `evaluation`: inside the evaluation of the step.
@@ -15,6 +15,7 @@ import argparse
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from sys import path
 from typing import Any
@@ -80,19 +81,33 @@ def busy(mark: Path) -> None:
         time.sleep(0.01)
 
 
+def copy(weights: Iterable[torch.Tensor]) -> None:
+    """
+    Copy `weights` into the model.
+    """
+    with torch.no_grad():
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+
+
 def evaluate(step: int) -> None:
     """
     Record a loss over separate data.
 
-    Like some scripts, the function draws random numbers and leaves the model in evaluation mode.
+    Like some scripts, the function draws random numbers and leaves the model in evaluation mode. It
+    has no `finally`: if it is broken off, the averaged weights stay in the model.
     """
     if args.how == "alone" and session.rank:
         return
     model.eval()
+    stored = [each.detach().clone() for each in model.parameters()]
+    if args.how == "together":
+        copy(average.module.parameters())
     loss = model(torch.randn(16, WIDTH)).square().mean().detach()
     die(step, "evaluation")
     if args.how == "together":
         dist.all_reduce(loss)
+        copy(stored)
     busy(session.run_dir / f"evaluates-{session.rank}-{step}")
     session.record({"loss": float(loss)})
 

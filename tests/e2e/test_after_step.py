@@ -64,7 +64,8 @@ def test_ranks_that_evaluate_are_not_replaced_when_another_rank_dies(
 @pytest.mark.soak
 def test_an_evaluation_in_which_a_rank_dies_is_repeated_by_all_ranks(tmp_path: Path) -> None:
     """When a rank dies in an evaluation by all ranks, then all evaluate again with its replacement,
-    and each row is written once."""
+    and each row is written once. The averaged weights that the evaluation has put into the model of
+    the survivors are not trained on."""
     calm = trained(tmp_path / "calm", "together")
     outcome = trained(tmp_path / "run", "together", "--die", "2,10,evaluation")
     assert outcome.code == 0, outcome.output

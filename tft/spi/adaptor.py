@@ -19,6 +19,7 @@ from tft.spi.markers import hookspec
 from tft.spi.types import (
     Buffer,
     Diagnosis,
+    Guard,
     LauncherStore,
     Numbers,
     ShardPayload,
@@ -309,6 +310,22 @@ class AdaptorSpecs:
 
         Not needed: without this hook, training continues with all of these as the function of the
         user has left them.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_guard(self, room: int) -> Guard | None:
+        """
+        Watch the training state from now on, and return the object that does so.
+
+        The hook is called before each call of a function of the user that is not part of training,
+        such as an evaluation. Some of these functions change parameters for a moment. If an
+        exception leaves such a function, the parameters may stay changed. Keep a copy of the
+        parameters if it has at most `room` bytes, and put it back in the next `tft_clear` after
+        such an exception.
+
+        Not needed: without this hook nothing is put back, and changes are found only in those calls
+        before which tft has digested the state.
         """
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ state), and read-only views of incidents and of a worker's session.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -563,6 +563,28 @@ class WorkMeter(Protocol):
         """Return how many seconds the training thread has waited for other ranks so far, in this
         process."""
         raise NotImplementedError
+
+
+class Guard(Protocol):
+    """
+    Watches the training state while a function of the user runs that must not change it, such as an
+    evaluation. Its methods are called on the training thread.
+    """
+
+    def changed(self) -> Sequence[str]:
+        """Return the names of parts of the state that differ from those before the call, such as
+        `settings`. Called in every call, when the function has returned, so it must be quick. It
+        need not look at the content of tensors."""
+        raise NotImplementedError
+
+    def written(self) -> bool:
+        """Return True if the function has written to tensors of the state, even if their content is
+        the same again, or is put back by `tft_clear`. Called when the function has ended, and again
+        after `tft_clear` if an exception has left it."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Drop copies and references, because the function has ended."""
 
 
 class LauncherStore(Protocol):

@@ -8,14 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pluggy
+import structlog
 
+from tft.clock import SystemClock
 from tft.errors import UsageError
+from tft.spi.types import Guard
 from tft.worker.audit import DATA
 from tft.worker.records import Records
+
+log = structlog.get_logger()
+
+_CLOCK = SystemClock()
 
 LIMIT = 3600.0
 """The default time limit for one function, in seconds. It is enough for the evaluation of a large
 model."""
+
+_SHARE = 0.01
+"""The share of the time that tft spends on digests of the state before and after a function, apart
+from those of the calls 1, 2, 4, 8 and so on."""
+_SMALL, _LARGE = 256 * 1024**2, 4 * 1024**3
+"""The most bytes of parameters of which a copy is kept during a call: for any function, and for a
+function that was seen to write to the state and to restore it."""
 
 Digests = Callable[[], Mapping[str, Mapping[str, str]]]
 
@@ -32,6 +46,13 @@ class AfterStep:
     limit: float
     """The time in seconds that the function may take."""
     calls: int = 0
+    writes: bool = False
+    """True if the function was seen to write to the state. It has restored the state, because it
+    would have been refused otherwise."""
+    looked: float = -math.inf
+    """The time at which the state was last digested before and after a call."""
+    cost: float = 0.0
+    """The time in seconds that this took."""
 
     @property
     def name(self) -> str:
@@ -39,6 +60,62 @@ class AfterStep:
         The name of the function for error messages.
         """
         return getattr(self.function, "__qualname__", repr(self.function))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """
+    What is known about the state before a call of a function.
+    """
+
+    after: AfterStep
+    step: int
+    before: Mapping[str, Mapping[str, str]] | None
+    """Digests of the state before the call, or None if it was not digested."""
+    guard: Guard | None
+    """Watches the state in the adaptor. None if the adaptor cannot do that."""
+
+    @property
+    def written(self) -> bool:
+        """
+        Return True if the function may have written to the state, as far as that can be known.
+        """
+        return self.before is not None if self.guard is None else self.guard.written()
+
+    def changes(self, digests: Digests) -> list[tuple[str, list[str]]]:
+        """
+        Return the shards that the function has changed, each with the changed parts. Return nothing
+        if the state was not digested before the call.
+        """
+        found = []
+        for shard, parts in (digests() if self.before is not None else {}).items():
+            before = (self.before or {})[shard]
+            # a part without a digest belongs to this rank alone, and is put back after the call
+            changed = sorted(n for n, digest in parts.items() if digest not in ("", before.get(n)))
+            if changed:
+                found.append((shard, changed))
+        return found
+
+    def refuse_changes(self, digests: Digests) -> None:
+        """
+        Raise `UsageError` if the function has changed the state and has returned.
+        """
+        found = [f"{', '.join(parts)} of shard {shard!r}" for shard, parts in self.changes(digests)]
+        if not found and self.guard is not None:
+            found = [", ".join(self.guard.changed())]
+        if any(found):
+            raise UsageError(
+                f"the function {self.after.name} has changed {found[0]} after step {self.step}: a "
+                "function that is called after a step must not change the state, because it may be "
+                "called again. Change the state in the training loop"
+            )
+
+    def end(self) -> None:
+        """
+        Drop copies of the state, because the effect of the function is known.
+        """
+        if self.guard is not None:
+            self.guard.end()
 
 
 class AfterSteps:
@@ -50,6 +127,8 @@ class AfterSteps:
         self._hook = hook
         self._sets_aside = bool(hook.tft_set_aside.get_hookimpls())
         self._functions: list[AfterStep] = []
+        self._left: _Watch | None = None
+        """The call that an exception has left, until its effect on the state is known."""
 
     @property
     def limit(self) -> float:
@@ -95,12 +174,72 @@ class AfterSteps:
         Call a function, and restore random generators and module modes afterwards.
 
         An exception of the function is raised unchanged. Raises `UsageError` if the function has
-        changed the training state, or has moved the data position. The state is compared only in
-        the calls 1, 2, 4, 8 and so on of the function, because it takes time to digest the state.
+        changed the training state, or has moved the data position. It takes time to digest the
+        state, so the digests are compared only in the calls 1, 2, 4, 8 and so on of the function,
+        and in all other calls before which enough time has passed.
         """
         after.calls += 1
-        looks = not after.calls & (after.calls - 1)
-        before = digests() if looks else {}
+        began = _CLOCK.now()
+        rare = after.cost <= _SHARE * (began - after.looked)
+        looks = rare or not after.calls & (after.calls - 1)
+        watch = self._watch(after, step, digests() if looks else None)
+        took = _CLOCK.now() - began
+        try:
+            self._run(after, step)
+            returned = _CLOCK.now()
+            watch.refuse_changes(digests)
+        except BaseException as error:
+            self._left = watch
+            if watch.guard is not None and watch.written:
+                error.add_note(
+                    f"(tft) The function {after.name} has written to the training state, and this "
+                    "exception has left it before its end. What it does not put back in a `finally` "
+                    "can be put back only from a copy, and the state does not count without one"
+                )
+            raise
+        after.writes = after.writes or (watch.guard is not None and watch.written)
+        watch.end()
+        if looks:
+            after.looked = _CLOCK.now()
+            after.cost = took + after.looked - returned
+
+    def settle(self, digests: Digests) -> bool:
+        """
+        Return True if an exception has left a function and the state is not that before its call.
+        Called when the rank has left its loop and `tft_clear` has put back what it can.
+        """
+        left, self._left = self._left, None
+        if left is None:
+            return False
+        changed = left.written
+        try:
+            if changed and left.before is not None:
+                changed = bool(left.changes(digests))
+        except Exception:
+            log.warning("state_not_compared", step=left.step, exc_info=True)
+        left.end()
+        if changed:
+            log.warning(
+                "state_changed_after_step",
+                step=left.step,
+                why=f"the function {left.after.name} was left by an exception before it had put back "
+                "the state, and there is no copy to put back: this rank has no complete state, until "
+                "it gets that of another rank, of a copy in host memory or of a checkpoint",
+            )
+        return changed
+
+    def _watch(
+        self, after: AfterStep, step: int, before: Mapping[str, Mapping[str, str]] | None
+    ) -> _Watch:
+        room = 0 if before is None else _LARGE if after.writes else _SMALL
+        guard: Guard | None = self._hook.tft_guard(room=room)
+        return _Watch(after=after, step=step, before=before, guard=guard)
+
+    def _run(self, after: AfterStep, step: int) -> None:
+        """
+        Call the function, and put back what is no part of the training state. Raises `UsageError`
+        if the function has moved the data position.
+        """
         position = self._data_position()
         put_back: Callable[[], None] = (
             self._hook.tft_set_aside() if self._sets_aside else _nothing_to_do
@@ -117,15 +256,6 @@ class AfterSteps:
                 "batches, and after an incident with these batches again. Let the function read its "
                 "batches from a loader of its own"
             )
-        for shard, parts in (digests() if looks else {}).items():
-            changed = sorted(part for part in parts if parts[part] != before[shard].get(part))
-            if changed:
-                raise UsageError(
-                    f"the function {after.name} has changed {', '.join(changed)} of shard "
-                    f"{shard!r} after step {step}: a function that is called after a step must not "
-                    "change the state, because it may be called again. Change the state in the "
-                    "training loop"
-                )
 
     def _data_position(self) -> str | None:
         """
@@ -187,6 +317,12 @@ class AfterPhase:
             self.running = False
             self._called()
         self._records.end_after()
+
+    def settle(self) -> bool:
+        """
+        Return True if an exception has left a function and the state is not that before its call.
+        """
+        return self.functions.settle(self._digests)
 
     def drop_records(self, step: int) -> None:
         """

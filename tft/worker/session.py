@@ -40,6 +40,7 @@ from tft.protocol.messages import (
     Resume,
     Rollback,
     Save,
+    Stop,
 )
 from tft.spi.types import Made, ShardPayload
 from tft.transfer.server import ShardServer
@@ -336,7 +337,7 @@ class Session:
         function may use the process groups and may take `limit` seconds. It may draw random
         numbers: tft restores the random generators afterwards, so training is not affected. The
         function must not change the training state, and must not take batches from the adopted
-        `data`.
+        `data`. If it changes parameters for a moment, it must put them back in a `finally`.
 
         If a fault occurs before all ranks have finished the function, all ranks call it again.
         Effects outside this process therefore happen at least once; use `step` to recognise a
@@ -716,6 +717,8 @@ class Session:
             work = self._hands.carry_out(order)
             if isinstance(order, Rollback):
                 self._loop.rolled_back(order.step)
+            if isinstance(order, Stop) and self._loop.after.settle():
+                self._gate.tear()
             self._tell_of_what_was_made(order)
         except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
             return self._answer_failure(execute, began, error)
