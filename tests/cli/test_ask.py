@@ -10,16 +10,21 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from tft import checkpoint
 from tft.bus.base import Bus, Heard
+from tft.bus.memory import MemoryBroker
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
 from tft.cli import ask
 from tft.config import JobSettings
+from tft.errors import PeerError
 from tft.launcher.run_directory import job_there, write_job
+from tft.protocol.codec import encode
 from tft.protocol.messages import (
+    VERSION,
     Envelope,
     Lead,
     Message,
@@ -316,6 +321,35 @@ def test_resume_command_gives_up_when_no_controller_is_heard(
         f"no controller has led the job 'j' for 0 s at the broker {address}"
         in capsys.readouterr().err
     )
+
+
+async def test_request_ends_when_the_controller_speaks_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the controller of the job uses another version of the protocol, then each of its messages
+    is unreadable. The command nevertheless gives up after the limit, and says both versions."""
+    monkeypatch.setattr(ask, "_SILENCE", 0.2)
+    write_job(JobSettings(job="j", run_dir=tmp_path, broker="127.0.0.1:1"), ["train.py"])
+    envelope = Envelope(job="j", sender="controller/1", number=0, message=Lead(epoch=1, heard={}))
+    frame = msgpack.packb({**msgpack.unpackb(encode(envelope)), "v": VERSION + 1})
+    broker = MemoryBroker()
+
+    async def speak() -> None:
+        while True:
+            broker.post(ORDERS, frame)
+            await asyncio.sleep(0.01)
+
+    async with broker.open_bus(job="j", sender="ask.1", topics=[ORDERS]) as bus:
+        speaking = asyncio.create_task(speak())
+        try:
+            async with asyncio.timeout(30):
+                with pytest.raises(PeerError) as given_up:
+                    await ask.Leader(bus, "ask.1", job_there(tmp_path)).speaks()
+        finally:
+            speaking.cancel()
+    said = str(given_up.value)
+    assert said.startswith("no controller has led the job 'j' for 0 s at the broker 127.0.0.1:1")
+    assert f"uses version {VERSION + 1} of the protocol" in said
 
 
 def test_controller_started_by_hand_makes_the_run_directory(broker: str, tmp_path: Path) -> None:

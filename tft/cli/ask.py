@@ -9,10 +9,11 @@ the job has done what was requested, or can no longer do it.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tft import checkpoint
-from tft.bus.base import Bus, Heard, Malformed, NotLetIn
+from tft.bus.base import Arrival, Bus, Heard, Malformed, NotLetIn
 from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.job.transitions import State
@@ -205,15 +206,14 @@ class Leader:
         """
         Receive one message, or return after `limit` seconds without a message.
 
-        Raises `PeerError` if no `Lead` message has arrived for `_SILENCE` seconds.
+        Raises `PeerError` if no `Lead` message of the leading controller has arrived for `_SILENCE`
+        seconds, whatever else has arrived.
         """
-        try:
-            # no message is lost if the timeout cancels the call of `receive` (see `Bus.receive`)
+        arrival: Arrival | None = None
+        # no message is lost if the timeout cancels the call of `receive` (see `Bus.receive`)
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 arrival = await self._bus.receive()
-        except TimeoutError:
-            self._complain_of_silence()
-            return
         match arrival:
             case Heard(envelope=Envelope(message=Lead() as lead)):
                 if self._lead is None or lead.epoch >= self._lead.epoch:
@@ -222,9 +222,7 @@ class Leader:
             case Malformed(why=why) | NotLetIn(why=why):
                 self._odd = f" ({why})"
             case _:
-                self._complain_of_silence()
-
-    def _complain_of_silence(self) -> None:
+                pass
         if self.now() - self._spoke >= _SILENCE:
             raise PeerError(
                 f"no controller has led the job {self._there.job!r} for {_SILENCE:.0f} s at the "
