@@ -185,11 +185,12 @@ def test_job_of_a_closed_terminal_ends_after_a_last_checkpoint(
     assert list((running.run_dir / "checkpoints").glob("step-*"))
 
 
-def test_job_goes_on_when_a_pid_file_cannot_be_written(tmp_path: Path) -> None:
+def test_job_goes_on_when_a_pid_file_or_a_copy_cannot_be_written(tmp_path: Path) -> None:
     """When the controller is killed and the pid file of the next one cannot be written, then this is
-    said once, and the job completes."""
+    said once, and the job completes. When the copy of the report cannot be written at the end, then
+    one sentence says so, the summary follows, and the exit code is that of the job."""
     with job(
-        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        tmp_path / "run", "--adaptor", "fake", "--report", "/dev/full", script=FAKE,
         arguments=("25", "--seconds", "0.05"), nproc=2,
     ) as running:  # fmt: skip
         until(reached(running, 5), "step 5")
@@ -202,6 +203,12 @@ def test_job_goes_on_when_a_pid_file_cannot_be_written(tmp_path: Path) -> None:
     assert (outcome.code, outcome.report["result"]) == (0, "completed"), outcome.output
     said = f"cannot write {path}: Is a directory; the job goes on without it"
     assert outcome.output.count(said) == 1, outcome.output
+    _, unwritten, after = outcome.output.partition(
+        "tft: the copy of the report cannot be written to /dev/full (No space left on device): read "
+        f"{running.run_dir / 'report.json'}\n"
+    )
+    assert unwritten, outcome.output
+    assert "tft: 25 steps in " in after
 
 
 def test_job_fails_when_the_broker_dies_more_often_than_the_limit(tmp_path: Path) -> None:

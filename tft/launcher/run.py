@@ -45,6 +45,7 @@ from tft.launcher.news import NewsPrinter
 from tft.launcher.plan import Plan, named
 from tft.launcher.progress import show_progress
 from tft.launcher.run_directory import (
+    REPORT,
     FreshReport,
     JobThere,
     RoomWatch,
@@ -132,11 +133,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             code = asyncio.run(_run(plan, environment, told))
         took = clock.now() - began
         if plan.leads and plan.report is not None:
-            text = report.text()
-            if text is None:
-                say("the job ended without a report")
-            else:
-                write_whole(plan.report, text)
+            _copy(report, plan.report, settings.run_dir)
     if plan.leads:
         _say_how_it_went(plan, report, news, took)
         if code not in (COMPLETED, DUMPED):
@@ -169,6 +166,24 @@ def _console(plan: Plan) -> AbstractContextManager[Console | None]:
     if plan.progress is None and not plan.launched and has_terminal():
         return LiveConsole(plan.settings.run_dir)
     return PlainConsole(plan.settings.run_dir)
+
+
+def _copy(report: FreshReport, path: Path, run_dir: Path) -> None:
+    """
+    Write a copy of the report to `path`. If there is no report, or if the copy cannot be written,
+    say so and go on, because the exit code must say how the job ended.
+    """
+    text = report.text()
+    if text is None:
+        say("the job ended without a report")
+        return
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        say(
+            f"the copy of the report cannot be written to {path} ({error.strerror or error}): read "
+            f"{run_dir / REPORT}"
+        )
 
 
 def _say_how_it_went(plan: Plan, report: FreshReport, news: NewsPrinter, took: float) -> None:
