@@ -118,6 +118,26 @@ def test_run_with_impossible_arguments_is_refused(
     assert os.listdir(folder) == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("train.py", "train.py is not a directory"),
+        ("train.py/runs", "train.py/runs cannot be used: Not a directory"),
+        (".", "is not empty: name a new directory"),
+    ],
+)
+def test_verify_without_a_new_directory_is_refused(folder: Path, where: str, sentence: str) -> None:
+    """When `tft verify` cannot keep its records in the given directory, then the command exits with
+    2, and one sentence gives the reason."""
+    refusal = tft(folder, "verify", "--run-dir", where, "train.py")
+
+    assert refusal.code == 2
+    assert sentence in refusal.said
+    assert refusal.said.startswith("tft: --run-dir ")
+    assert refusal.said.count("\n") == 1
+    assert os.listdir(folder) == ["train.py"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--frobnicate", "train.py"], ["--nnodes", "two", "x"]])
 def test_unreadable_command_line_shows_the_usage(folder: Path, arguments: list[str]) -> None:
     """When the command line cannot be parsed, then `tft run` exits with 2, shows its usage, and

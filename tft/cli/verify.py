@@ -86,9 +86,7 @@ def _verify(**options: Any) -> int:  # Any: the options have different types
     phases = [phase for phase in PHASES if phase in (options["phases"] or PHASES)]
     if not options["module"] and not Path(options["script"]).is_file():
         raise UsageError(f"the script {options['script']} does not exist")
-    directory = (options["run_dir"] or new_run_dir()).absolute()
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(f"--run-dir {directory} is not empty: name a new directory")
+    directory = _made((options["run_dir"] or new_run_dir()).absolute())
     printer = _Printer(quiet=options["as_json"])
     steps = options["steps"] or steps_for(phases)
     printer.say(
@@ -114,6 +112,23 @@ def _verify(**options: Any) -> int:  # Any: the options have different types
     if not any(each.result != "not tried" for each in result.findings):
         raise UsageError("no rank was killed in any phase, so nothing was verified")
     return 0 if result.identical else 1
+
+
+def _made(directory: Path) -> Path:
+    """
+    Make the directory for the records of the jobs, and return it. Raises `UsageError` if it cannot
+    be made, or if it has files already.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--run-dir {directory} is not a directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        full = any(directory.iterdir())
+    except OSError as error:
+        raise UsageError(f"--run-dir {directory} cannot be used: {error.strerror}") from None
+    if full:
+        raise UsageError(f"--run-dir {directory} is not empty: name a new directory")
+    return directory
 
 
 # Any: a `Verification`, whose module is imported only when it is used
