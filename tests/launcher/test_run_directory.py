@@ -24,6 +24,7 @@ from tft.launcher.run_directory import (
     check_no_launcher,
     check_run_dir,
     checkpoint_store_there,
+    in_use,
     last_line,
     living_run,
     passed_over,
@@ -94,6 +95,19 @@ def test_run_directory_is_free_after_its_run_has_ended(settings: JobSettings) ->
         pass
 
     check_run_dir(settings, node=0)
+
+
+def test_launcher_of_another_user_is_seen(settings: JobSettings) -> None:
+    """When a pid file can only be read, as that of another user, then it is seen whether its launcher
+    lives. When the file cannot even be read, then no launcher is taken to live."""
+    path = settings.run_dir / "pids" / "run.pid"
+    with run_dir_of(settings, node=0):
+        path.chmod(0o444)
+        assert in_use(settings.run_dir, 0)
+    assert not in_use(settings.run_dir, 0)
+    path.unlink()
+    path.mkdir()
+    assert not in_use(settings.run_dir, 0)
 
 
 def test_run_lives_while_a_node_older_than_its_story_lives(

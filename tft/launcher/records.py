@@ -3,7 +3,6 @@ Reads the settings and the report of a run from its run directory, and finds out
 processes live. No process of the run is asked, and nothing is written.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -20,6 +19,7 @@ from tft.launcher.run_directory import (
     REPORT,
     JobThere,
     checkpoint_store_there,
+    is_locked,
     known_unfit,
     log_file,
 )
@@ -218,20 +218,13 @@ def living_parts(run_dir: Path) -> Mapping[str, int]:
 
 def _is_held(run_dir: Path) -> bool:
     """
-    Return whether a launcher holds the lock of its pid file. A lock is seen in other containers,
-    and on other machines if the file system passes locks on.
+    Return whether a launcher of any node holds the lock of its pid file.
     """
-    for path in (run_dir / "pids").glob("*.pid"):
-        if path.stem.partition("-")[0] not in _LAUNCHERS:
-            continue
-        try:
-            with path.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # the file is gone or unreadable, or the file system has no locks
-            continue
-    return False
+    return any(
+        is_locked(path)
+        for path in (run_dir / "pids").glob("*.pid")
+        if path.stem.partition("-")[0] in _LAUNCHERS
+    )
 
 
 def _began(pid: int) -> float | None:

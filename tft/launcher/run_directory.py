@@ -94,7 +94,7 @@ def living_run(run_dir: Path) -> str | None:
         return None
     for path in sorted((run_dir / "pids").glob("run*.pid")):
         with suppress(OSError):
-            if path.stat().st_mtime_ns <= told and _is_locked(path):
+            if path.stat().st_mtime_ns <= told and is_locked(path):
                 return run
     return None
 
@@ -105,7 +105,7 @@ def check_no_launcher(run_dir: Path) -> None:
     check is for a controller that is started by hand: a running `tft run` has a controller already.
     """
     for path in sorted((run_dir / "pids").glob("run*.pid")):
-        if _is_locked(path):
+        if is_locked(path):
             raise UsageError(
                 f"the run directory {run_dir} is in use by `tft run` (process "
                 f"{path.read_text().strip()}), which has started a controller itself: choose "
@@ -502,20 +502,26 @@ def in_use(run_dir: Path, node: int) -> bool:
     """
     Return True if a launcher of the node `node` uses the run directory now.
     """
-    return _is_locked(pid_file(run_dir, launcher_name(node)))
+    return is_locked(pid_file(run_dir, launcher_name(node)))
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """
+    Return True if a launcher holds the lock of its pid file `path`. The lock is seen in other
+    containers too, and on other machines if the file system passes locks on. Return False if this
+    cannot be found out.
+
+    The file is opened for reading, because it may belong to another user.
+    """
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open() as file:
+            # this takes the lock for a moment, in which no launcher can take it, but other calls of
+            # this function can, because the lock is shared
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
+    except OSError:  # the file is gone or unreadable, or the file system has no locks
+        return False
     return False
 
 
