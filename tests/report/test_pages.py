@@ -398,3 +398,17 @@ def test_loss_comes_from_logged_values_if_none_was_recorded(run_dir: Path) -> No
         )
     losses = gather(run_dir).losses
     assert losses == tuple((n, 1.0 * n) for n in range(1, 50))
+
+
+def test_records_that_cannot_be_read_are_said_and_left_out(run_dir: Path) -> None:
+    """When the recorded losses of a rank cannot be read, then the page says so, and has those of the
+    next rank. The same is true if the file has vanished meanwhile."""
+    (run_dir / "records-rank0.jsonl").rename(run_dir / "records-rank3.jsonl")
+    (run_dir / "records-rank1.jsonl").symlink_to("vanished")
+    (run_dir / "records-rank2.jsonl").mkdir()
+    facts = gather(run_dir)
+    assert [step for step, _ in facts.losses] == list(range(1, 50))
+    assert [note.removeprefix(f"{run_dir}/") for note in facts.notes] == [
+        "records-rank1.jsonl cannot be read (No such file or directory)",
+        "records-rank2.jsonl cannot be read (Is a directory)",
+    ]

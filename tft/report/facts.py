@@ -132,7 +132,7 @@ def gather(run_dir: Path) -> Facts:
         incidents=tuple(incidents),
         checkpoint=_checkpoint(read),
         report=read.report,
-        losses=tuple(_losses(run_dir)),
+        losses=tuple(_losses(read)),
         notes=tuple(dict.fromkeys(read.notes)),
     )
 
@@ -216,18 +216,24 @@ def _checkpoint(read: _Read) -> str:
     return "" if newest is None else str(newest)
 
 
-def _losses(run_dir: Path) -> list[tuple[int, float]]:
+def _losses(read: _Read) -> list[tuple[int, float]]:
     """
     Return the losses that the lowest rank has recorded under the name `loss` with `session.record`.
     If no rank has recorded losses, return those that the lowest rank has logged with `session.log`.
+    A file that cannot be read is left out.
     """
     found: dict[int, float] = {}
     recorded, logged = (
-        sorted(run_dir.glob(f"{what}-rank*.jsonl"), key=lambda path: (len(path.name), path))
+        sorted(read.run_dir.glob(f"{what}-rank*.jsonl"), key=lambda path: (len(path.name), path))
         for what in ("records", "values")
     )
     for path in (*recorded, *logged):
-        for line in path.read_text(errors="replace").splitlines():
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError as wrong:
+            read.notes.append(f"{path} cannot be read ({wrong.strerror})")
+            continue
+        for line in lines:
             try:
                 row = json.loads(line)
                 loss = float((row["values"] if path in logged else row)["loss"])
