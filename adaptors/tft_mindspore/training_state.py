@@ -34,6 +34,10 @@ _PARTS = frozenset(
     {"model", "optimizer", "scheduler", "others", "data", "rng", "shards", "elsewhere"}
 )
 
+_TAKEN = frozenset({"model", "optimizer", "scheduler", "data", "rng", "parameters"})
+"""Names that an object in `others` cannot have, because the state and its digests use these names for
+other parts."""
+
 log = structlog.get_logger()
 
 
@@ -100,6 +104,7 @@ class Adopted:
         held = {name: each for name, each in others.items() if isinstance(each, Parameter)}
         kept = {name: each for name, each in others.items() if name not in held}
         self._others = kept
+        _check_held(held, {**self._weights, **self._kept})
         everything = {**self._weights, **self._kept, **held}
         _check_parts(shards, elsewhere, everything)
         apart = {name for part in shards.values() for name in part.names} | set(elsewhere)
@@ -331,6 +336,11 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's objects may hav
     for name in ("scheduler", "data"):
         _check_state(name, parts.get(name))
     for name, other in parts.get("others", {}).items():
+        if name in _TAKEN:
+            raise UsageError(
+                f"the argument others has the name {name!r}, which is reserved: choose another name "
+                "for the object"
+            )
         if not isinstance(other, Parameter):
             _check_state(f"others[{name!r}]", other)
     if begun() is not None:
@@ -361,6 +371,19 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's object may ha
         pack(each.state_dict())
     except UsageError as error:
         raise UsageError(f"the state of {name} does not consist of plain values: {error}") from None
+
+
+def _check_held(held: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """
+    Check that no Parameter `held` of the argument `others` has the name of another Parameter in
+    `known`, those of the model and the optimizer. Only one of the two would be sent and saved.
+    """
+    for name, parameter in held.items():
+        if known.get(name, parameter) is not parameter:
+            raise UsageError(
+                f"the argument others has a Parameter with the name {name!r}, and the model or the "
+                "optimizer has another Parameter with this name: choose another name"
+            )
 
 
 def _check_parts(

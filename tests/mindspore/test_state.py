@@ -353,6 +353,8 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
 
 # ---------------------------------------------------------------- objects that the adaptor refuses
 
+SCALE = Parameter(Tensor(1.0, mindspore.float32), name="scale")
+
 
 @pytest.mark.parametrize(
     ("more", "words"),
@@ -372,6 +374,9 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
             {"others": {"average": 3}},
             r"others\['average'\] given to session\.adopt must have the methods state_dict",
         ),
+        ({"others": {"scheduler": SCALE}}, "others has the name 'scheduler', which is reserved"),
+        ({"others": {"parameters": SCALE}}, "others has the name 'parameters', which is reserved"),
+        ({"others": {"0.weight": SCALE}}, "has another Parameter with this name: choose another"),
         ({"rng": ("torch",)}, "rng has the unknown names torch"),
         ({"shards": {"dense": Part(names=["0.weight"], ranks=(0,))}}, "name must not be 'dense'"),
         ({"shards": {"x": ["0.weight"]}}, r"must be a tft_mindspore\.Part"),
