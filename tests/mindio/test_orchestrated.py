@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mindio_ttp.checks import Refused
+from mindio_ttp.environment import ORCHESTRATOR
+from mindio_ttp.orchestrator import REPORTS, Orchestrator
 
 from tests.mindio.expected import assert_expected
 from tests.mindio.jobs import LIMIT, ROOT, Job, Outcome, calls, finish, job, trains_on, until
@@ -418,6 +422,25 @@ def test_a_socket_directory_open_to_other_users_is_refused(tmp_path: Path, is_li
     )  # fmt: skip
     assert f"{room} must be a directory that only user {os.getuid()} can open" in done.stderr
     assert not (tmp_path / "tft-runs").exists()
+
+
+@pytest.mark.parametrize("rank", [-1, 0])
+def test_a_refused_start_is_refused_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """When the start of the controller was refused and its cause is still there, then the second
+    call is refused too. It does not return as if there were a controller."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"tft-mindio-{os.getuid()}").mkdir(mode=0o755)
+    monkeypatch.setenv("TFT_JOB", "j")
+    monkeypatch.delenv(ORCHESTRATOR, raising=False)
+    made = Orchestrator()
+    for name in REPORTS:
+        made.register(name, lambda *facts: None)
+    made.init(rank, 4)
+    for _ in range(2):
+        with pytest.raises(Refused, match="that only user" if rank < 0 else "add --orchestrated"):
+            made.start("127.0.0.1", 29400, (), "")
 
 
 @pytest.mark.soak

@@ -92,8 +92,8 @@ class Orchestrator:
         was started with the job.
 
         A process with another rank than -1 connects only if functions for all reports are
-        registered. A second call has no effect. `options` are options of the command `tft lead`,
-        and `task` is the name of the job, which may be empty.
+        registered. A call after a successful one has no effect. `options` are options of the
+        command `tft lead`, and `task` is the name of the job, which may be empty.
 
         Raises `Refused` if `init` was not called, or if the process cannot connect to a controller.
         """
@@ -104,11 +104,20 @@ class Orchestrator:
             )
         if self._started:
             return
+        # set this now, because the controller may send its first report before this method returns
         self._started = True
-        if self._rank < 0:
-            self._start_alone(host, port, options, task)
-        elif self.registered:
-            self._find()
+        try:
+            if self._rank < 0:
+                self._start_alone(host, port, options, task)
+            elif self.registered:
+                self._find()
+        except BaseException:
+            # otherwise the next call would return as if there were a controller
+            self._started = False
+            line, self._line = self._line, None
+            if line is not None:
+                line.close()
+            raise
 
     def destroy(self) -> None:
         """
