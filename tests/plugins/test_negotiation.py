@@ -95,6 +95,22 @@ def test_rank_that_the_scheduler_reports_joins_the_incident() -> None:
     assert {f.to for f in talk.job.orders(Fetch)} == {(2,), (3,)}
 
 
+def test_strategies_are_offered_as_soon_as_a_reported_rank_has_joined() -> None:
+    """When the scheduler reports a second rank only after the plugin has begun to wait, then it is
+    offered the strategies when this rank has joined the incident, without a further wait."""
+    talk = Negotiation(placement=TWO_NODES)
+    talk.job.kill(2)
+    talk.settle()
+    talk.news()
+    talk.negotiator.on_global_rank({2: PROCESS, 3: PROCESS})
+    talk.settle()
+    both = {2: PROCESS, 3: PROCESS}
+    assert talk.news() == [
+        ("fault_ranks", both, codes(both)),
+        ("strategies", both, ["exit", "dump", "recover", "downgrade"]),
+    ]
+
+
 def test_scheduler_can_report_a_fault_before_the_job() -> None:
     """When the scheduler stops the training for a fault that the job has not detected, then an
     incident begins and is recovered as usual."""
@@ -300,6 +316,25 @@ def test_job_chooses_a_strategy_when_the_scheduler_does_not_answer() -> None:
     talk.train()
     assert strategies(talk) == ["retry"]
     assert talk.job.doing == "healthy"
+
+
+def test_longer_time_for_links_holds_for_one_incident() -> None:
+    """When the scheduler has asked for more time because of the links, then it has this time in
+    this incident. In the next one, a scheduler that does not answer is waited for as usual."""
+    talk = Negotiation()
+    talk.negotiator.limit = 30.0
+    talk.on("stop_complete", lambda us: us.on_global_rank({}, 300.0))
+    waited = []
+    for _ in range(2):
+        talk.job.fault(2, "memory")
+        talk.settle()
+        began = talk.job.now
+        while talk.job.doing == "choosing":
+            talk.wait()
+        waited.append(round(talk.job.now - began))
+        talk.train()
+        talk.orchestrator.answers.clear()
+    assert waited == [300, 30]
 
 
 def test_new_scheduler_gets_all_messages_of_the_open_incident() -> None:

@@ -113,9 +113,9 @@ class Negotiator:
     seen_whole: bool = False
     """True if the orchestrator has reported all faults that the cluster knows. The plugin offers
     strategies only after this report."""
-    joining: bool = False
-    """True if the orchestrator has reported faults that tft had not detected, and these faults are
-    now being added to the incident."""
+    joining: frozenset[int] = frozenset()
+    """The ranks with faults that tft had not detected when the orchestrator reported them. These
+    faults are now being added to the incident."""
     offered: list[str] = field(default_factory=list)
     """The recovery strategies that were last offered to the orchestrator, by MindIO's names."""
     wanted: str = ""
@@ -139,7 +139,11 @@ class Negotiator:
     incident with another number, the dialogue begins anew."""
     _silent: float = 0.0
     """The time in seconds for which the plugin has waited for the orchestrator since the
-    orchestrator's last call. The plugin stops waiting when the time reaches `limit`."""
+    orchestrator's last call. The plugin stops waiting when the time reaches `limit` and
+    `_granted`."""
+    _granted: float = 0.0
+    """The time in seconds that the orchestrator has asked for in this incident, if it is longer than
+    `limit`."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())
@@ -178,13 +182,13 @@ class Negotiator:
         not detected is added to the incident. `faults` maps a rank to its type of fault.
 
         `seconds` is the time that network links may need until they work again. The orchestrator
-        has at least this time to choose a strategy.
+        has at least this time to choose a strategy for this incident.
         """
         with self._turn:
             self.seen_whole = True
-            self.limit = max(self.limit, seconds)
+            self._granted = max(self._granted, seconds)
             new = {rank: kind for rank, kind in faults.items() if rank not in self.faults}
-            self.joining = bool(new)
+            self.joining = frozenset(new)
             self.stop_train(new)
 
     def change_strategy(self, strategy: str) -> None:
@@ -339,9 +343,9 @@ class Negotiator:
             asked, left = self._asked, self.block
             while self.orchestrator.present():
                 advice = self._consider(incident)
-                if not advice.wait or self.joining:
+                if not advice.wait:
                     return advice
-                rest = self.limit - self._silent
+                rest = max(self.limit, self._granted) - self._silent
                 if rest <= 0.0:
                     return Advice(why=f"the cluster has not answered for {self._silent:.0f} s")
                 if left <= 0.0:
@@ -388,8 +392,9 @@ class Negotiator:
             # the chosen strategy, and offer the strategies again.
             self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
-        if self.joining:
-            self.joining = False
+        joining, self.joining = self.joining, frozenset()
+        if not joining <= faults.keys():
+            # wait once only: tft does not add a fault of a rank that has left the job
             return Advice(wait=WAIT, why="faults that the cluster has reported are being added")
         if not self.seen_whole:
             return Advice(wait=WAIT, why="the cluster has not yet reported all faults it knows")
@@ -487,4 +492,5 @@ class Negotiator:
     def _forget(self) -> None:
         self.faults, self.seen_whole, self.offered = {}, False, []
         self.wanted = self.followed = ""
-        self._silent = 0.0
+        self._silent = self._granted = 0.0
+        self.joining = frozenset()
