@@ -27,8 +27,9 @@ log = structlog.get_logger()
 ENABLE = "MS_ENABLE_TFT"
 _ADDRESS = "MS_TFT_IP"
 _PORT = "MS_TFT_PORT"
-_PORTS = range(1024, 65536)
-"""The port numbers that MindIO accepts."""
+_PORTS = range(1024, 65535)
+"""The port numbers that can be given. MindIO accepts port 65535 too, but tft also uses the next
+port."""
 _FOR_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 _AVAILABILITY = "HIGH_AVAILABILITY"
 

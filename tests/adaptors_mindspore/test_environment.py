@@ -214,9 +214,9 @@ def test_the_controllers_address_is_read() -> None:
     ("variables", "sentence"),
     [
         ({"MS_TFT_IP": "node0"}, "MS_TFT_IP is 'node0'; expected is an IP address"),
-        ({"MS_TFT_PORT": "80"}, "MS_TFT_PORT is '80'; expected is a port from 1024 to 65535"),
-        ({"MS_TFT_PORT": "65536"}, "MS_TFT_PORT is '65536'; expected is a port from 1024 to 65535"),
-        ({"MS_TFT_PORT": "3e4"}, "MS_TFT_PORT is '3e4'; expected is a port from 1024 to 65535"),
+        ({"MS_TFT_PORT": "80"}, "MS_TFT_PORT is '80'; expected is a port from 1024 to 65534"),
+        ({"MS_TFT_PORT": "65535"}, "MS_TFT_PORT is '65535'; expected is a port from 1024 to 65534"),
+        ({"MS_TFT_PORT": "3e4"}, "MS_TFT_PORT is '3e4'; expected is a port from 1024 to 65534"),
         ({"MINDIO_FOR_MINDSPORE": "yes"}, "MINDIO_FOR_MINDSPORE is 'yes'; expected is 1 or true"),
         (
             {"HIGH_AVAILABILITY": "dump,persist"},

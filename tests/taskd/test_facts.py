@@ -64,7 +64,7 @@ def test_address_of_mindio_has_priority_over_the_schedulers_address() -> None:
     found = facts(Line(), **there)
 
     assert (found.address, found.port, found.named) == ("10.0.0.9", 30051, "MS_TFT_IP")
-    for wrong in ("65535", "0", "x", "²"):
+    for wrong in ("65535", "1023", "0", "x", "²"):
         with pytest.raises(UsageError, match="MS_TFT_PORT must be a port"):
             facts(Line(), **{**there, "MS_TFT_PORT": wrong})
 

@@ -124,9 +124,9 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
 
 
 def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65_535:
+    if not text.isascii() or not text.isdigit() or not 1024 <= int(text) < 65_535:
         raise UsageError(
-            "MS_TFT_PORT must be a port from 1 to 65534 (tft also uses the next port), but is "
+            "MS_TFT_PORT must be a port from 1024 to 65534 (tft also uses the next port), but is "
             f"{text!r}"
         )
     return int(text)
