@@ -24,7 +24,7 @@ remaining values."""
 FIRST, LONGEST = 1.0, 60.0
 """Seconds before the process of the loggers is started again after it has ended: `FIRST` after a
 process that had run for more than `STEADY` seconds. If processes end sooner, the successive pauses
-are 2, 4, 8, 16, 32 and then always `LONGEST` seconds."""
+are 1, 2, 4, 8, 16, 32 and then always `LONGEST` seconds."""
 STEADY = 60.0
 """Seconds after which a process of the loggers counts as working. This is also the shortest time
 between two remarks to the operator that the same logger fails."""
@@ -213,7 +213,7 @@ class Supervisor:
         ended without an error after the end of the job. After the end of the job, start it at most
         once more.
         """
-        pause = FIRST
+        pause = 0.0
         while True:
             over, began = self._over.is_set(), time.monotonic()
             try:
@@ -223,7 +223,8 @@ class Supervisor:
             ended = self._over.is_set() and code == 0
             if over or ended or self._given_up.is_set():
                 return
-            pause = FIRST if time.monotonic() - began > STEADY else min(2 * pause, LONGEST)
+            steady = time.monotonic() - began > STEADY
+            pause = FIRST if steady else min(max(2 * pause, FIRST), LONGEST)
             log.warning("loggers_ended", code=code, again_s=pause)
             self._over.wait(pause)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tft_loggers import supervisor as keeping
 from tft_loggers.final import Final
 from tft_loggers.places import FAILED, STATE
@@ -126,6 +127,24 @@ def test_directory_that_cannot_be_written_is_remarked_and_said_at_the_end(
     made.close()
     [word] = last_words(run_dir)
     assert f"were sent ({run_dir / STATE} cannot be written (Is a directory)); `" in word
+
+
+def test_pause_before_the_process_is_started_again_doubles(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the process of the loggers cannot be started, then the first pause is the shortest one,
+    and each further pause is twice as long, up to the longest one."""
+    monkeypatch.setattr(keeping, "FIRST", 0.01)
+    monkeypatch.setattr(keeping, "LONGEST", 0.05)
+    (run_dir / "logs").rmdir()
+    made = Supervisor(run_dir, "j", ["jsonl"])
+    with capture_logs() as logs:
+        made.start()
+        until(lambda: len(logs) >= 5, "five attempts")
+        made.ends("completed")
+        made.close()
+    pauses = [entry["again_s"] for entry in logs if entry["event"] == "loggers_ended"]
+    assert pauses[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
 
 
 BROKEN = """
