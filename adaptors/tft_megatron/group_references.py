@@ -44,7 +44,7 @@ def find_places(
     `roots`. Return a list of the references.
 
     Raises `UsageError` for a process group that has no role. Also raises `UsageError` for a group
-    in a tuple or a set, where it cannot be replaced.
+    where it cannot be replaced, for example in a tuple.
     """
     known: dict[int, Role] = {}
     for role, group in roles.items():
@@ -66,10 +66,10 @@ def find_places(
                         "so tft cannot form this group again after a fault: use the groups of "
                         "parallel_state"
                     )
-                if put is None:
+                if isinstance(put, str):
                     raise UsageError(
-                        f"{where} is a process group in a tuple or a set, where tft cannot replace "
-                        "the group after a fault: keep the group in a list, a dict or an attribute"
+                        f"{where} is a process group {put}, where tft cannot replace the group "
+                        "after a fault: keep the group in a list, a dict or an attribute"
                     )
                 found.append(Place(path=where, role=known[id(value)], put=put))
             elif not isinstance(value, _LEAVES):
@@ -77,12 +77,12 @@ def find_places(
     return found
 
 
-def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
+def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | str]]:
     """
     Yield the references of the object `holder` to other objects. Each reference is a tuple of
     three: the text to append to the path of `holder`, the other object, and a function that
-    replaces the other object. The third item is None if the other object cannot be replaced.
-    (`Any`: the other objects can have every type.)
+    replaces the other object. If the other object cannot be replaced, the third item is a text that
+    says where it is. (`Any`: the other objects can have every type.)
     """
     if isinstance(holder, dict):
         for key, value in holder.items():
@@ -96,19 +96,24 @@ def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None
             yield f"[{index}]", value, partial(holder.__setitem__, index)
     elif isinstance(holder, tuple | set | frozenset):
         for value in holder:
-            yield "[…]", value, None
+            yield "[…]", value, "in a tuple or a set"
     elif isinstance(holder, MethodType):
-        yield "", holder.__self__, None
-        yield "", holder.__func__, None
+        how = "to which a method is bound"
+        yield "", holder.__self__, how
+        yield "", holder.__func__, how
     elif isinstance(holder, FunctionType):
         for cell in holder.__closure__ or ():
             yield from _of_cell(cell)
-        yield "", holder.__defaults__, None
-        yield "", holder.__kwdefaults__, None
+        how = "among the default values of a function"
+        for name, value in _defaults(holder):
+            yield f"({name}=…)", value, how
+        yield "", holder.__kwdefaults__, how
     elif isinstance(holder, partial):
-        yield "", holder.func, None
-        yield "", holder.args, None
-        yield "", holder.keywords, None
+        how = "among the arguments of a functools.partial"
+        yield "", holder.func, how
+        for index, value in enumerate(holder.args):
+            yield f"({index})", value, how
+        yield "", holder.keywords, how
     if not isinstance(holder, Tensor) and hasattr(type(holder), "__slots__"):
         for name in _slots(type(holder)):
             if hasattr(holder, name):
@@ -117,6 +122,16 @@ def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None
     if isinstance(attributes, dict):
         for name, value in attributes.items():
             yield f".{name}", value, partial(attributes.__setitem__, name)
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """
+    Yield the names and default values of the positional parameters of a function.
+    """
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    # from the end, because only the last parameters have default values
+    yield from zip(reversed(names), reversed(values), strict=False)
 
 
 def _of_cell(cell: CellType) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:

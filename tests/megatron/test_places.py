@@ -75,3 +75,32 @@ def test_a_group_that_cannot_be_rebuilt_is_refused_with_its_place() -> None:
         find_places({"model": {"mine": foreign}}, {"known": known})
     with pytest.raises(UsageError, match=r"model\['pair'\]\[…\] is a process group in a tuple"):
         find_places({"model": {"pair": (known, 1)}}, {"known": known})
+
+
+class Named(Group):
+    """
+    A group with a method written in Python.
+    """
+
+    def told(self) -> None:
+        """
+        Do nothing.
+        """
+
+
+def test_a_group_that_cannot_be_replaced_is_refused_with_its_place() -> None:
+    """When a group is a default value, an argument of a partial, or the object of a bound method, then
+    the error says so, and names the reference."""
+    known = Named()
+
+    def reduce(rows: object, group: dist.ProcessGroup = known) -> None:
+        del rows, group
+
+    reduce_here = partial(print, 1, known)
+    for holder, words in (
+        (reduce, r"\['f'\]\(group=…\) is a process group among the default values of a function"),
+        (reduce_here, r"\['f'\]\(1\) is a process group among the arguments of a functools"),
+        (known.told, r"\['f'\] is a process group to which a method is bound, where tft cannot"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            find_places({"model": {"f": holder}}, {"known": known})
