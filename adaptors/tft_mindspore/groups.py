@@ -126,10 +126,12 @@ class Group:
         """
         All-reduce `arrays` by average over all ranks, or over the ranks in `ranks`. Return the
         averages. Data-parallel training averages its gradients with this method. Arguments and
-        exceptions are the same as those of `sum`.
+        exceptions are the same as those of `sum`. Also raises `UsageError` for integers and
+        booleans, whose averages have another type.
         """
         members = self._members(ranks)
         plain = [_plain(array) for array in arrays]
+        _check_averages(plain)
         totals = self.sum(plain, members)
         for each in totals:
             each /= each.dtype.type(len(members))
@@ -662,6 +664,15 @@ def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
     for rank in members[1:]:
         total += parts[rank]
     return total
+
+
+def _check_averages(arrays: Sequence[Array]) -> None:
+    for place, array in enumerate(arrays):
+        if numpy.issubdtype(array.dtype, numpy.integer) or array.dtype == numpy.bool_:
+            raise UsageError(
+                f"the array at place {place} has the type {array.dtype}, which cannot hold an "
+                "average: pass it to the method sum, or convert it to a floating-point type"
+            )
 
 
 def _plain(array: Any) -> Array:  # Any: a numpy array or a MindSpore Tensor

@@ -41,10 +41,9 @@ class Watch:
     def averaged(self, own: Sequence[Array], means: Sequence[Array]) -> None:
         """
         Record the norm of the arrays in `own`, which this rank has passed to an all-reduce by
-        average, and of the averages in `means`. If all averages are integers or booleans, they are
-        not gradients, and nothing is recorded.
+        average, and of the averages in `means`. If there are none, nothing is recorded.
         """
-        if self._watching and any(_is_real(each) for each in means):
+        if self._watching and means:
             self._own.append(math.sqrt(_squares(own)))
             self._squares = (self._squares or 0.0) + _squares(means)
 
@@ -63,20 +62,15 @@ watch = Watch()
 """The object that records the norms in this process."""
 
 
-def _is_real(array: Array) -> bool:
-    return not numpy.issubdtype(array.dtype, numpy.integer) and array.dtype != numpy.bool_
-
-
 def _squares(arrays: Sequence[Array]) -> float:
     """
-    Return the sum of the squares of all elements in the arrays of real numbers. The sum is NaN or
-    Inf if an element is not finite, or if the sum overflows.
+    Return the sum of the squares of all elements in the arrays. The sum is NaN or Inf if an element
+    is not finite, or if the sum overflows.
     """
     total = 0.0
     for array in arrays:
-        if _is_real(array):
-            flat = array.reshape(-1)
-            flat = flat if flat.dtype.itemsize >= 4 else flat.astype(numpy.float32)
-            with numpy.errstate(over="ignore", invalid="ignore"):
-                total += float(numpy.vdot(flat, flat))
+        flat = array.reshape(-1)
+        flat = flat if flat.dtype.itemsize >= 4 else flat.astype(numpy.float32)
+        with numpy.errstate(over="ignore", invalid="ignore"):
+            total += float(numpy.vdot(flat, flat))
     return total

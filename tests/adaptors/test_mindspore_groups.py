@@ -180,6 +180,24 @@ def test_mean_of_gradients_keeps_the_type_of_each_array(together: Together) -> N
         assert (double.dtype, double.tolist()) == (numpy.float64, [[0.5, 0.5]] * 2)
 
 
+@pytest.mark.parametrize("kind", [numpy.int32, numpy.uint8, numpy.bool_])
+def test_mean_of_integers_is_refused(together: Together, kind: type) -> None:
+    """When an array of a mean has integers or booleans, then the call is refused with the place and
+    the type of the array, before anything is sent. The group can be used again."""
+    ranks = together(2)
+    given = [numpy.array([1.0]), numpy.array([1, 0], kind)]
+
+    def ask(g: Groups, rank: int) -> str:
+        with pytest.raises(UsageError) as refused:
+            g.present.mean(given)
+        return f"{refused.value}; {g.present.sum([given[0]])[0].tolist()}"
+
+    name = numpy.dtype(kind).name
+    for said in ranks.all(ask):
+        assert said.startswith(f"the array at place 1 has the type {name}, which cannot hold an")
+        assert said.endswith("; [2.0]")
+
+
 def test_all_reduce_among_some_ranks_does_not_affect_the_others(together: Together) -> None:
     """When only some ranks take part in an all-reduce, then their result is correct, and so is the
     result of the next all-reduce of all ranks."""
@@ -355,12 +373,11 @@ def test_means_are_noted_as_the_gradients_of_the_step(
     assert numpy.isnan(found)
 
 
-def test_average_of_integers_is_no_gradient() -> None:
-    """When ranks average counts, then there is no norm, and while nothing is watched nothing is
-    noted."""
-    one, counts = Watch(), [numpy.array([7])]
+def test_nothing_is_noted_while_nothing_is_watched_or_averaged() -> None:
+    """When nothing is watched, or the list of arrays is empty, then there is no norm."""
+    one = Watch()
     one.averaged([numpy.array([1.0])], [numpy.array([1.0])])
     assert one.take().norm is None
     one.begin()
-    one.averaged(counts, counts)
+    one.averaged([], [])
     assert one.take().norm is None
