@@ -373,8 +373,7 @@ class Group:
             for rank in range(self.rank):
                 at, port = told["members"][rank]
                 self._peers[rank] = self._connect(rank, at, port, token)
-            while len(self._peers) < self.world - 1:
-                self._accept(listener, token)
+            self._accept_members(listener, token)
             self._forget(store)
             self._forget(listener)
         self.barrier()
@@ -415,10 +414,7 @@ class Group:
         with self._lock:
             if self._broken:
                 connection.close()
-                raise GroupBroken(
-                    f"forming the group {self.name!r} was cancelled, because an incident is "
-                    "being handled"
-                )
+                raise self._cancelled()
             self._open.append(connection)
         return connection
 
@@ -493,25 +489,42 @@ class Group:
         connection.sendall(_HELLO.pack(token, self.rank))
         return _ready(connection)
 
-    def _accept(self, listener: socket.socket, token: bytes) -> None:
+    def _accept_members(self, listener: socket.socket, token: bytes) -> None:
         """
-        Accept one connection. Close the connection if the other end does not send the token of the
-        group, because then the other end is no member.
+        Accept connections until all members with a higher rank than this one are connected.
+
+        Other programs may connect too. They delay no member, whatever they do: the connections are
+        read side by side, and those without the token of the group are closed.
         """
-        self._wait(listener, select.POLLIN)
-        try:
-            connection, _ = listener.accept()
-        except BlockingIOError:  # the other rank has closed the connection before it was accepted
-            return
-        self._kept(connection)
-        connection.setblocking(False)
-        said = b""
-        while len(said) < _HELLO.size:
-            self._wait(connection, select.POLLIN)
-            got = connection.recv(_HELLO.size - len(said))
-            if not got:
-                break
-            said += got
+        greeting: dict[int, tuple[socket.socket, bytearray]] = {}
+        waiting = select.poll()
+        waiting.register(self._wake, select.POLLIN)
+        waiting.register(listener, select.POLLIN)
+        while len(self._peers) < self.world - 1:
+            for descriptor, _ in waiting.poll(_FOREVER):
+                if descriptor == self._wake:
+                    raise self._cancelled()
+                if descriptor == listener.fileno():
+                    # the other end may have closed the connection before it was accepted
+                    with suppress(BlockingIOError, ConnectionAbortedError):
+                        connection = self._kept(listener.accept()[0])
+                        connection.setblocking(False)
+                        greeting[connection.fileno()] = (connection, bytearray())
+                        waiting.register(connection, select.POLLIN)
+                    continue
+                connection, said = greeting[descriptor]
+                if _is_hello_over(connection, said):
+                    waiting.unregister(descriptor)
+                    del greeting[descriptor]
+                    self._admit(connection, bytes(said), token)
+        for connection, _ in greeting.values():
+            self._forget(connection)
+
+    def _admit(self, connection: socket.socket, said: bytes, token: bytes) -> None:
+        """
+        Keep a connection as that of a member if `said`, the first message, has the token of the
+        group. Otherwise close the connection, because then the other end is no member.
+        """
         theirs, rank = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1)
         if not hmac.compare_digest(theirs, token) or not self.rank < rank < self.world:
             self._forget(connection)
@@ -525,10 +538,12 @@ class Group:
             waiting.register(on, events)
         came = waiting.poll(None if seconds is None else seconds * 1000)
         if any(descriptor == self._wake for descriptor, _ in came):
-            raise GroupBroken(
-                f"forming the group {self.name!r} was cancelled, because an incident is "
-                "being handled"
-            )
+            raise self._cancelled()
+
+    def _cancelled(self) -> GroupBroken:
+        return GroupBroken(
+            f"forming the group {self.name!r} was cancelled, because an incident is being handled"
+        )
 
 
 class _Incoming:
@@ -648,6 +663,21 @@ def _interest(views: list[memoryview] | None, incoming: _Incoming | None) -> int
     if incoming is not None and incoming.room_left:
         wanted |= select.POLLIN
     return wanted
+
+
+def _is_hello_over(connection: socket.socket, said: bytearray) -> bool:
+    """
+    Append what has come of the first message of a connection to `said`. Return True if the message
+    is complete, or if nothing more will come.
+    """
+    try:
+        got = connection.recv(_HELLO.size - len(said))
+    except BlockingIOError:
+        return False
+    except OSError:  # the other end has reset the connection
+        return True
+    said += got
+    return not got or len(said) == _HELLO.size
 
 
 def _ready(connection: socket.socket) -> socket.socket:
