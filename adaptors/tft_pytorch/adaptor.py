@@ -78,6 +78,11 @@ def tft_guard(room: int) -> Guard | None:
 
 
 @hookimpl
+def tft_unkept() -> Mapping[str, str]:
+    return _hooks.state().unkept()
+
+
+@hookimpl
 def tft_column() -> Sequence[int]:
     return _hooks.state().column()
 
@@ -103,10 +108,23 @@ def tft_adopt(
     parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
+    adopt_parts(parts, wrap, attributes=True)
+
+
+# Any: the user's own objects; the function `adopt` checks their types
+def adopt_parts(
+    parts: Mapping[str, Any], wrap: Callable[[], Any] | None, *, attributes: bool
+) -> None:
+    """
+    Make the training state of this process from the user's objects. `attributes` says whether plain
+    attributes of modules are kept. Adaptors of frameworks that keep attributes themselves call this
+    with False.
+    """
+    contributing = _torch.contributing
     if "make" in parts:
-        _hooks.adopted = adopt_make(parts, wrap, _torch.contributing)
+        _hooks.adopted = adopt_make(parts, wrap, contributing, attributes=attributes)
     else:
-        _hooks.adopted = adopt(parts, wrap, _torch.contributing, early=_torch.early)
+        _hooks.adopted = adopt(parts, wrap, contributing, early=_torch.early, attributes=attributes)
 
 
 # ---------------------------------------------------------------- groups and wrappers

@@ -40,14 +40,16 @@ def adopt(
     contributing: Callable[[], None] | None = None,
     *,
     early: bool = False,
+    attributes: bool = False,
 ) -> StateStore:
     """
     Take charge of the user's objects, such as model and optimizer. Return the training state.
 
     The function `contributing` is called in every step before this rank contributes its gradients
     to the last all-reduce of the step. If `early` is True, `contributing` is called at the end of
-    each forward pass, too. tft passes both values to the adaptor's hook `tft_watch`. Raises
-    `UsageError` for objects that the adaptor cannot handle.
+    each forward pass, too. tft passes both values to the adaptor's hook `tft_watch`. If
+    `attributes` is True, plain attributes of modules are kept. Raises `UsageError` for objects that
+    the adaptor cannot handle.
     """
     _check(parts)
     made = Made(
@@ -57,7 +59,8 @@ def adopt(
         others=parts.get("others", {}),
     )
     maker = AdoptedMaker(made, wrap, Wrappers(contributing, early=early))
-    return StateStore(maker, parts.get("data"), parts.get("rng") or ("torch",))
+    rngs = parts.get("rng") or ("torch",)
+    return StateStore(maker, parts.get("data"), rngs, attributes=attributes)
 
 
 class AdoptedMaker:

@@ -40,18 +40,21 @@ def adopt_make(
     parts: Mapping[str, Any],  # Any: the user's own objects may have any type
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
+    *,
+    attributes: bool = False,
 ) -> StateStore:
     """
     Take charge of the factory function in `parts`, which makes the user's objects. Return the
     training state.
 
     `contributing` is called at the end of each forward pass, when this rank is about to contribute
-    to the all-reduces of the step (see the hook `tft_watch`). Raises `UsageError` for arguments
-    that the adaptor cannot handle.
+    to the all-reduces of the step (see the hook `tft_watch`). If `attributes` is True, plain
+    attributes of modules are kept. Raises `UsageError` for arguments that the adaptor cannot handle.
     """
     _check_make(parts, wrap)
     maker = FactoryMaker(parts["make"], contributing)
-    return StateStore(maker, parts.get("data"), parts.get("rng") or ("torch",))
+    rngs = parts.get("rng") or ("torch",)
+    return StateStore(maker, parts.get("data"), rngs, attributes=attributes)
 
 
 def _check_make(

@@ -40,9 +40,12 @@ def is_fixed(value: Any) -> bool:  # Any: a value that is plain
     """
     Return True if a plain value cannot be changed in place.
     """
-    if type(value) in (tuple, frozenset, torch.Size):
+    kind = type(value)
+    if kind in SCALARS or kind is Tensor:  # the most frequent ones
+        return kind is not Tensor
+    if kind in (tuple, frozenset, torch.Size):
         return all(map(is_fixed, value))
-    return type(value) in SCALARS or isinstance(value, Enum | PurePath | numpy.generic | complex)
+    return isinstance(value, Enum | PurePath | numpy.generic | complex)
 
 
 def on_device(host: Tensor) -> dict[str, object]:

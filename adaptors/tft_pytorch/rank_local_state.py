@@ -1,8 +1,8 @@
 """
 Captures and restores the rank-local state. The rank-local state consists of the random state of a
 rank, its data position, and the module buffers and extra states that its forward pass changes. It
-also has the modes of the modules (training or evaluation), and says which parameters have gradients
-at the end of a step.
+also has the modes of the modules (training or evaluation) and those of their attributes that have
+changed, and says which parameters have gradients at the end of a step.
 
 The rank-local state is captured several times in each step: before the last all-reduce, when the
 update window opens, and when the window closes. So a capture must cost next to nothing. A capture
@@ -28,6 +28,7 @@ from tft_pytorch.forward_buffers import INLINE, RunningBuffers
 from tft_pytorch.gradients import Gradients
 from tft_pytorch.memory import readable
 from tft_pytorch.modes import Modes
+from tft_pytorch.module_attributes import ModuleAttributes
 from tft_pytorch.other_statistics import OtherStatistics
 from tft_pytorch.tensor_metadata import byte_tensor, dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
@@ -40,6 +41,9 @@ name."""
 _FLAT = frozenset({int, str, type(None)})
 """Types of values for which Python's `==` suffices to compare data positions: two equal values of
 one of these types are always packed to the same bytes."""
+
+_AFTER = ("modes", "extra", "buffers", "gradients", "attributes")
+"""The keys of the values that the tail of a step may change."""
 
 RNGS = ("torch", *GLOBAL)
 """The random generators that can be kept. torch's generator is always kept. The generators of
@@ -67,9 +71,9 @@ class RankLocalState:
         self._only_torch = set(rngs) <= {"torch"}
         self._closed = b""
         """The rank-local state that was captured when the last update window closed."""
-        self._left: tuple[object, ...] = (None, None, None, None)
+        self._left: tuple[object, ...] = (None, None, None, None, None)
         """The values in `_closed` that the tail of the step may change: modes, extra states,
-        running buffers, and the kinds of gradients."""
+        running buffers, the kinds of gradients, and attributes of modules."""
         self._generator = torch.default_generator
         self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
@@ -84,6 +88,8 @@ class RankLocalState:
         self.modes = Modes()
         """Notes the modes of the modules (training or evaluation). Like `extra`, `modes` has no
         modules until its method `watch` is called."""
+        self.attributes = ModuleAttributes()
+        """Notes attributes of modules. It has no modules until its method `watch` is called."""
         self.gradients = Gradients()
         self.gradients.watch(model.parameters())
 
@@ -127,6 +133,7 @@ class RankLocalState:
         self.statistics.watch(nn.Module(), {})
         self.extra.let_go()
         self.modes.watch()
+        self.attributes.watch()
 
     def capture(self, *, closing: bool) -> bytes:
         """
@@ -142,7 +149,10 @@ class RankLocalState:
         extra, size = self.extra.noted(closing=closing)
         if extra is not None:
             state["extra"] = extra
-        buffers = self.running.copy(closing=closing, room=INLINE - size)
+        attributes, more = self.attributes.noted()
+        if attributes is not None:
+            state["attributes"] = attributes
+        buffers = self.running.copy(closing=closing, room=INLINE - size - more)
         if buffers is not None:
             state["buffers"] = buffers
         gradients = self.gradients.noted
@@ -159,7 +169,7 @@ class RankLocalState:
         else:
             packed = self._packed(state)
         if closing:
-            self._closed, self._left = packed, (modes, extra, buffers, gradients)
+            self._closed, self._left = packed, (modes, extra, buffers, gradients, attributes)
         return packed
 
     def _packed_once(self, state: dict[str, object]) -> bytes:
@@ -201,20 +211,21 @@ class RankLocalState:
         since the update window closed.
 
         The result is the state that was captured when the update window closed, except for the
-        modes, extra states, running buffers and gradients. For these values the present content is
-        used.
+        modes, extra states, running buffers, gradients and attributes of modules. For these values
+        the present content is used.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         otherwise: then the loop may still drop its gradients, so no gradient is noted.
         """
         self.statistics.note()
         extra, size = self.extra.noted(closing=True)
-        buffers = self.running.again(self._left[2], INLINE - size)
+        attributes, more = self.attributes.noted()
+        buffers = self.running.again(self._left[2], INLINE - size - more)
         gradients = self.gradients.ended() if tail else None
-        left = (self.modes.noted(closing=True), extra, buffers, gradients)
+        left = (self.modes.noted(closing=True), extra, buffers, gradients, attributes)
         if left == self._left or not self._closed:
             return None
-        now = dict(zip(("modes", "extra", "buffers", "gradients"), left, strict=True))
+        now = dict(zip(_AFTER, left, strict=True))
         closed = expect(unpack(self._closed), dict, "rank-local state")
         rest = {name: kept for name, kept in closed.items() if name not in now}
         return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
@@ -244,6 +255,7 @@ class RankLocalState:
         lost.append(self.statistics.lost(state.get("statistics")))
         self.extra.put_back(state.get("extra"))
         self.modes.put_back(state.get("modes"))
+        lost.append(self.attributes.put_back(state.get("attributes")))
         self.gradients.put_back(state.get("gradients"))
         return "; ".join(filter(None, lost)) or None
 

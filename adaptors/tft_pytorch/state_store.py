@@ -159,14 +159,18 @@ class StateStore:
     """
 
     # Any: `data` is the user's own object and may have any type
-    def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:
+    def __init__(
+        self, maker: Maker, data: Any, rngs: Sequence[str], *, attributes: bool = False
+    ) -> None:
         """
-        Begin to watch the user's objects in `maker`, if these objects exist already.
+        Begin to watch the user's objects in `maker`, if these objects exist already. With
+        `attributes`, keep plain attributes of modules too.
 
         Raises `UsageError` for state that cannot be moved to another rank, because otherwise the
         first incident would fail. This check comes before any change of the user's objects.
         """
         self._maker = maker
+        self._attributes = attributes
         self._wrappers = maker.wrappers
         self._local_state = RankLocalState(nn.Module(), data, rngs)
         self._rehearsal = Rehearsal(
@@ -212,6 +216,9 @@ class StateStore:
         self._trained.watch(parameters)
         self._contributions.watch(made.model, parameters.values())
         self._local_state.watch(made.model, parameters.values(), others)
+        if self._attributes:
+            modules = (each for each in others.values() if isinstance(each, nn.Module))
+            self._local_state.attributes.watch(made.model, *modules)
         self._rehearsal.watch(made.optimizer, others)
         self._settings.watch([made.optimizer], made.scheduler)
 
@@ -366,6 +373,13 @@ class StateStore:
             return None
         return made.optimizer.exchanged if made.optimizer.exchanging else None
 
+    def unkept(self) -> dict[str, str]:
+        """
+        Return the attributes of modules that have changed since the last call and are not kept, each
+        with a sentence for the user.
+        """
+        return self._local_state.attributes.unkept()
+
     # ------------------------------------------------------------ groups and wrappers
 
     def clear(self) -> None:
@@ -409,6 +423,7 @@ class StateStore:
         self._kept = {}
         # do not count the change of all buffers by DDP's constructor as a change by a forward pass
         self._local_state.running.rest()
+        self._local_state.attributes.begin()
         self._unchanged.begin(self._reading)
         return built
 

@@ -42,6 +42,8 @@ none."""
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 Keeps = Callable[[str], bool]
+Why = Callable[[Any], str]
+"""A function that returns why a value is not kept, and an empty text if it is."""
 
 
 class Unkept:
@@ -57,15 +59,22 @@ class Unkept:
         """
         parts = (model.modules(), model.parameters(), model.buffers())
         self._own = {id(each) for each in chain.from_iterable(parts)}
-        self._objects: list[tuple[Any, Keeps, frozenset[str]]] = []
+        self._objects: list[tuple[Any, Keeps, frozenset[str], Why]] = []
         self._before: dict[tuple[int, str], object] | None = None
 
-    def watch(self, owner: object, keeps: Keeps, but: frozenset[str] = frozenset()) -> None:
+    def watch(
+        self,
+        owner: object,
+        keeps: Keeps,
+        but: frozenset[str] = frozenset(),
+        why: Why | None = None,
+    ) -> None:
         """
         Compare the attributes of `owner` except those in `but`. `keeps` takes the name of an
-        attribute, and returns False if its value is too large to be kept.
+        attribute, and returns False if its value is too large to be kept. Pass `why` if tft does not
+        keep all plain values.
         """
-        self._objects.append((owner, keeps, but))
+        self._objects.append((owner, keeps, but, why or _why))
         self._own.add(id(owner))
 
     def sentences(self) -> Iterator[tuple[str, str]]:
@@ -82,11 +91,11 @@ class Unkept:
         the object, the name of the attribute, and why it is not kept.
         """
         before, self._before = self._before, {}
-        for number, (owner, keeps, but) in enumerate(self._objects):
+        for number, (owner, keeps, but, reason) in enumerate(self._objects):
             for name, value in list(vars(owner).items()):
                 if name in but or type(value) in _SCALARS:
                     continue
-                why = _why(value) if keeps(name) else LARGE
+                why = reason(value) if keeps(name) else LARGE
                 if why:
                     mark = self._mark(value, 0)
                     self._before[number, name] = mark

@@ -33,7 +33,7 @@ Logs = list[MutableMapping[str, Any]]  # Any: as structlog has them
 
 class Looks:
     """
-    The two adaptor hooks that the audit calls, answered from a `StateStore`.
+    The adaptor hooks that the audit calls, answered from a `StateStore`.
     """
 
     def __init__(self, state: StateStore) -> None:
@@ -52,6 +52,13 @@ class Looks:
         Return the random generators, as the adaptor does.
         """
         return self._state.generators()
+
+    @hookimpl
+    def tft_unkept(self) -> Mapping[str, str]:
+        """
+        Return what is not kept, as the adaptor does.
+        """
+        return self._state.unkept()
 
 
 class Net(nn.Module):
@@ -99,7 +106,9 @@ class Loop:
                 **parts,
             },
             None,
+            attributes=True,
         )
+        self.state.rebuild()
         hooks = StateHooks[StateStore]()
         hooks.adopted = self.state
         manager = pluggy.PluginManager("tft")
@@ -488,3 +497,25 @@ def test_state_that_is_not_kept_is_reported_once() -> None:
     assert loop.audit.inexact == ["the attribute x changes"]
     with pytest.raises(UsageError, match="the attribute x changes"):
         Loop(strict=True).audit.unkept("A.x", "the attribute x changes")
+
+
+@pytest.mark.parametrize("tails", [True, False])
+def test_tensor_of_a_module_that_is_no_buffer_is_reported(tails: bool) -> None:
+    """When a step changes a tensor of a module that is no buffer, then the audit reports this once,
+    with the remedy. A changed number is kept, so it is not reported."""
+    loop = Loop(tails=tails)
+    mean = torch.zeros(4)
+    vars(loop.model)["mean"] = mean
+
+    def train() -> None:
+        for _ in range(3):
+            loop.learn()
+            loop.model.dropout.p *= 0.5
+            mean.add_(1.0)
+            if tails:
+                loop.end_step()
+
+    logs = loop.run(train)
+    assert [finding for finding, _ in said(logs)] == ["unkept"]
+    assert "Net.mean" in logs[0]["why"]
+    assert loop.audit.inexact == [logs[0]["why"]]

@@ -477,6 +477,20 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_unkept(self) -> Mapping[str, str]:
+        """
+        Return what has changed since the last call in the user's objects and is neither saved nor
+        restored, such as attributes of the model. Each name has a sentence for the user, which says
+        what to do.
+
+        The hook is called on the training thread at the ends of steps that tft audits.
+
+        Not needed: without this hook such changes are not reported, unless the adaptor calls
+        `session.unkept`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
         """
         From now on, call `seen(kind, digest)` for each input and each loss of a training step.

@@ -273,6 +273,8 @@ class Audit:
             self._watch(None)
         if failure is not None:
             self._swallowed(failure, leaves=leaves)
+        for what, sentence in (self.hook.tft_unkept() or {}).items():
+            self.unkept(what, sentence)
         if tail is None or tail.step != step:
             return
         look, line = self._look(), self._line()
