@@ -92,7 +92,7 @@ class Adopted:
         self._settings = Settings()
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
         scheduler = None if training.scheduler is None else Progress(training.scheduler)
-        self._settings.watch(inner, scheduler)
+        self._settings.watch(inner, [] if scheduler is None else [scheduler])
         # Make all shards once now, so that state which cannot be moved to another rank raises an
         # error here and not in an incident. None of the user's objects is changed before this
         # check.

@@ -18,35 +18,76 @@ _MEMBERS = "params"
 _CONTAINERS = (list, dict)
 
 
-class Settings:
+class _Scheduled:
     """
-    Notes the settings of some optimizers (such as learning rates) and the state of a scheduler, and
-    restores both.
+    Notes the state of one scheduler, and restores it.
     """
 
-    def __init__(self) -> None:
-        self._optimizers: Sequence[Optimizer] = ()
-        self._scheduler: Any = None  # Any: the user's own scheduler may have any type
-        self._groups: list[dict[str, Any]] | None = None
-        self._scheduled: dict[str, Any] = {}
-        self._tells = False
+    def __init__(self, scheduler: Any) -> None:  # Any: the user's own scheduler may have any type
+        self._scheduler = scheduler
+        self.tells = _is_plain(scheduler)
         """True if the scheduler's state can be read from its attributes, which is faster than a
         call of its `state_dict`."""
         self._containers: list[str] = []
         """The keys of lists and dicts in the scheduler's state. These lists and dicts must be
         copied, because the scheduler may change them in place."""
+        self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
+        self._noted: dict[str, Any] = {}
 
-    # Any: `scheduler` is the user's own object and may have any type
-    def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
+    def note(self) -> None:
+        """
+        Note the present state for `put_back`.
+        """
+        self._noted = self._told()
+
+    def put_back(self) -> None:
+        """
+        Restore the noted state.
+        """
+        if self._told() == self._noted:
+            return
+        if self.tells:
+            vars(self._scheduler).update(self._noted)
+        else:
+            self._scheduler.load_state_dict(self._noted)
+
+    def _told(self) -> dict[str, Any]:
+        """
+        Return the present state of the scheduler, with copies of its lists and dicts.
+        """
+        state: Mapping[str, Any] = (
+            vars(self._scheduler) if self.tells else self._scheduler.state_dict()
+        )
+        # Copy the dict, because some schedulers return their own dict from `state_dict` and change
+        # it later.
+        told = dict(state)
+        for key in self._containers:
+            value = told.get(key)
+            if type(value) is list or isinstance(value, _CONTAINERS):
+                told[key] = value.copy()
+        return told
+
+
+class Settings:
+    """
+    Notes the settings of some optimizers (such as learning rates) and the state of schedulers, and
+    restores both.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: Sequence[Optimizer] = ()
+        self._schedulers: Sequence[_Scheduled] = ()
+        self._groups: list[dict[str, Any]] | None = None
+
+    # Any: the user's own schedulers may have any type
+    def watch(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """
         From now on note the settings of `optimizers`, such as learning rates, and the state of
-        `scheduler`, which may be None.
+        `schedulers`.
         """
-        self._optimizers, self._scheduler = optimizers, scheduler
-        # drop the state of the old scheduler, which may refer to the old optimizer
-        self._scheduled = {}
-        self._tells = _is_plain(scheduler)
-        self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
+        self._optimizers = optimizers
+        # this drops the states of the old schedulers, which may refer to the old optimizers
+        self._schedulers = [_Scheduled(each) for each in schedulers]
         self.forget()
 
     def note(self) -> None:
@@ -61,8 +102,8 @@ class Settings:
             if type(lr) is not float and isinstance(lr, Tensor):
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
-        if self._scheduler is not None:
-            self._scheduled = self._told()
+        for scheduler in self._schedulers:
+            scheduler.note()
 
     def note_in_tail(self) -> None:
         """
@@ -79,7 +120,7 @@ class Settings:
             for group in each.param_groups
             for value in group.values()
         )
-        if self._groups is None and not on_device and (self._tells or self._scheduler is None):
+        if self._groups is None and not on_device and all(each.tells for each in self._schedulers):
             self.note()
 
     def forget(self) -> None:
@@ -102,30 +143,8 @@ class Settings:
         # not strict, because the script may have added parameter groups in the step
         for group, before in zip(present, noted, strict=False):
             _put_back(group, before)
-        if self._scheduler is None or self._told() == self._scheduled:
-            return
-        if self._tells:
-            vars(self._scheduler).update(self._scheduled)
-        else:
-            self._scheduler.load_state_dict(self._scheduled)
-
-    def _told(self) -> dict[str, Any]:
-        """
-        Return the present state of the scheduler, with copies of its lists and dicts.
-        """
-        if self._scheduler is None:
-            return {}
-        state: Mapping[str, Any] = (
-            vars(self._scheduler) if self._tells else self._scheduler.state_dict()
-        )
-        # Copy the dict, because some schedulers return their own dict from `state_dict` and change
-        # it later.
-        told = dict(state)
-        for key in self._containers:
-            value = told.get(key)
-            if type(value) is list or isinstance(value, _CONTAINERS):
-                told[key] = value.copy()
-        return told
+        for scheduler in self._schedulers:
+            scheduler.put_back()
 
 
 def _is_plain(scheduler: object) -> bool:

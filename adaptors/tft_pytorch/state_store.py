@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
@@ -220,10 +222,16 @@ class StateStore:
             modules = (each for each in others.values() if isinstance(each, nn.Module))
             self._local_state.attributes.watch(made.model, *modules)
         self._rehearsal.watch(made.optimizer, others)
-        self._settings.watch([made.optimizer], made.scheduler)
+        optimizers = [each for each in others.values() if isinstance(each, Optimizer)]
+        schedulers = [
+            each
+            for name, each in others.items()
+            if name == "scheduler" or isinstance(each, LRScheduler)
+        ]
+        self._settings.watch([made.optimizer, *optimizers], schedulers)
 
     def _let_go(self) -> None:
-        self._settings.watch([], None)
+        self._settings.watch([], [])
         self._local_state.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()

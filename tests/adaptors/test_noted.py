@@ -207,6 +207,30 @@ def test_learning_rate_set_in_a_cut_off_step_is_restored(by_hand: bool) -> None:
     assert (scheduler.last_epoch, scheduler.get_last_lr()) == (0, [0.1])
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_learning_rate_of_another_optimizer_set_in_a_cut_off_step_is_restored(
+    by_hand: bool,
+) -> None:
+    """When the learning rate of an optimizer among the others is set at the head of a step, by hand
+    or by a scheduler among the others, and the step is cut off, then the earlier learning rate is
+    restored."""
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in model)
+    scheduler = StepLR(second, step_size=1, gamma=0.5)
+    others = {"second": second, "rates": scheduler}
+    state = adopt({"model": model, "optimizer": first, "others": others}, None)
+    second.step()
+    state.capture(closing=True)
+    state.end_step()
+    if by_hand:
+        second.param_groups[0]["lr"] *= 0.1
+    else:
+        scheduler.step()
+    state.clear()
+    assert second.param_groups[0]["lr"] == 0.1
+    assert (scheduler.last_epoch, scheduler.get_last_lr()) == (0, [0.1])
+
+
 def test_successor_without_observed_changes_compares_as_equal() -> None:
     """When one process has seen the forward pass change a buffer and another process with the same
     state has not, then the parts that both processes compare are equal."""
