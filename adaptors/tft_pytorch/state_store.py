@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
+from tft.spi.generators import GLOBAL
 from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages, set_directly
 from tft_pytorch.backups import Backups, ShardInUse
@@ -41,6 +42,7 @@ from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
 from tft_pytorch.unchanged import Unchanged
+from tft_pytorch.unkept_generators import UnkeptGenerators
 
 _LASTING = ("master.", "optim.state.")
 """Prefixes of the names of tensors. Tensors with these prefixes change only within update windows.
@@ -166,7 +168,8 @@ class StateStore:
     ) -> None:
         """
         Begin to watch the user's objects in `maker`, if these objects exist already. With
-        `attributes`, keep plain attributes of modules too.
+        `attributes`, keep plain attributes of modules too, and look for draws from global generators
+        that are not in `rngs`.
 
         Raises `UsageError` for state that cannot be moved to another rank, because otherwise the
         first incident would fail. This check comes before any change of the user's objects.
@@ -178,6 +181,7 @@ class StateStore:
         self._rehearsal = Rehearsal(
             lambda: self._overlaps.refuse_new(self._describe(), self._optimizers())
         )
+        self._generators = UnkeptGenerators(rngs if attributes else GLOBAL)
         self._settings = Settings()
         self._trained = Trained()
         self._contributions = Contributions()
@@ -298,6 +302,7 @@ class StateStore:
 
         def done() -> None:
             put_back()
+            self._generators.rest()
             self._contributions.forget()
             step_numbers.watch.forget()
 
@@ -324,6 +329,7 @@ class StateStore:
         changed the parameters.
         """
         self._unchanged.wait()
+        self._generators.forget()
         step_numbers.watch.forget()
         lost = self._local_state.rollback(local_state)
         if self._maker.made is not None:
@@ -383,10 +389,10 @@ class StateStore:
 
     def unkept(self) -> dict[str, str]:
         """
-        Return the attributes of modules that have changed since the last call and are not kept, each
-        with a sentence for the user.
+        Return the attributes of modules and the global generators that have changed since the last
+        call and are not kept, each with a sentence for the user. Called at the end of a step.
         """
-        return self._local_state.attributes.unkept()
+        return {**self._local_state.attributes.unkept(), **self._generators.moved()}
 
     # ------------------------------------------------------------ groups and wrappers
 

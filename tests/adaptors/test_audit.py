@@ -3,6 +3,7 @@ The audit of a training loop with the state of the PyTorch adaptor: which habits
 audit reports, and which it does not report.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -519,3 +520,44 @@ def test_tensor_of_a_module_that_is_no_buffer_is_reported(tails: bool) -> None:
     assert [finding for finding, _ in said(logs)] == ["unkept"]
     assert "Net.mean" in logs[0]["why"]
     assert loop.audit.inexact == [logs[0]["why"]]
+
+
+@pytest.mark.parametrize(
+    ("rng", "rest"), [((), ["python", "numpy"]), (("torch", "python"), ["numpy"])]
+)
+def test_draws_from_a_generator_that_is_not_kept_are_reported(
+    rng: tuple[str, ...], rest: list[str]
+) -> None:
+    """When a step draws from a global generator of Python or numpy that was not handed over, then the
+    audit reports each once, with the line that hands it over."""
+    loop = Loop(rng=rng)
+
+    def train() -> None:
+        for _ in range(4):
+            random.random()
+            numpy.random.rand()
+            loop.learn()
+            loop.end_step()
+
+    found = said(loop.run(train))
+    assert [finding for finding, _ in found] == ["unkept"] * len(rest)
+    for (_, why), name in zip(found, rest, strict=True):
+        assert f'"{name}"))' in why
+    assert loop.audit.inexact == [why for _, why in found]
+
+
+def test_draws_outside_steps_are_not_reported() -> None:
+    """When a function that is called after a step, or the script before its first step, draws from a
+    generator that is not kept, then the audit does not report it."""
+    loop = Loop()
+
+    def train() -> None:
+        random.random()
+        for _ in range(4):
+            loop.learn()
+            loop.end_step()
+            done = loop.state.set_aside()
+            random.random()
+            done()
+
+    assert not loop.run(train)
