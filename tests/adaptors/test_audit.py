@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import HashStore  # torch.distributed imports it
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.adaptors.ranks import Batches
 from tft.errors import Interrupted, UsageError
 from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.markers import hookimpl
@@ -544,6 +545,50 @@ def test_draws_from_a_generator_that_is_not_kept_are_reported(
     for (_, why), name in zip(found, rest, strict=True):
         assert f'"{name}"))' in why
     assert loop.audit.inexact == [why for _, why in found]
+
+
+@pytest.mark.parametrize(("tail", "head"), [(1, 1), (1, 0), (0, 1)])
+def test_data_taken_in_the_tail_and_at_the_next_head_is_reported(tail: int, head: int) -> None:
+    """When a loop takes a batch in the tail of a step, as for validation, and another one at the head
+    of the next step, then the audit reports this once. A loop that takes batches in only one of the
+    two places is not reported."""
+    data = Batches(0)
+    loop = Loop(data=data)
+
+    def train() -> None:
+        data.next()
+        for step in range(4):
+            for _ in range(head):
+                data.next()
+            loop.learn()
+            if step % 2 == 0 or not head:
+                for _ in range(tail):
+                    data.next()
+            loop.end_step()
+
+    logs = loop.run(train)
+    assert [finding for finding, _ in said(logs)] == ["takes"] * (tail * head)
+    for line in logs:
+        assert "the tail of step 1 " in line["why"]
+        assert "the update window of step 2:" in line["why"]
+    assert len(loop.audit.inexact) == tail * head
+
+
+def test_data_taken_in_the_tail_is_reported_when_an_incident_comes_before_the_window() -> None:
+    """When a loop has taken a batch in the tail and another one at the next head, and an incident
+    interrupts it there, then the report of this incident has it."""
+    data = Batches(0)
+    loop = Loop(data=data, strict=True)
+
+    def train() -> None:
+        loop.learn()
+        data.next()
+        loop.end_step()
+        data.next()
+        loop.audit.left(None)
+
+    assert [finding for finding, _ in said(loop.run(train))] == ["takes"]
+    assert len(loop.audit.inexact) == 1
 
 
 def test_draws_outside_steps_are_not_reported() -> None:

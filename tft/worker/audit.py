@@ -10,6 +10,7 @@ cannot repair, it logs that once, with the line of the script and the remedy.
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -83,6 +84,8 @@ class _Ended:
     tails: bool
     """True if the loop has marked the end of the step. False if the step counts as ended when its
     update window closed."""
+    data: str = ""
+    """The digest of the data position if the tail has moved it, otherwise an empty text."""
 
 
 @dataclass(slots=True)
@@ -281,7 +284,10 @@ class Audit:
         if look is None:
             return
         self._ended = _Ended(step, look, line, tails=True)
-        self._drawn(tail, line)
+        moved = self._moved(tail.generators)
+        if DATA in moved:
+            self._ended.data = self._generators()[DATA]
+        self._drawn(tail, line, [name for name in moved if name != DATA])
         if tail.first is not None:
             self._changed_after_collective(tail, look, line)
 
@@ -293,6 +299,8 @@ class Audit:
         Raises `UsageError` for a finding in strict mode.
         """
         ended, self._ended = self._ended, None
+        if ended is not None and ended.data:
+            self._taken(ended)
         if ended is None or ended.tails != tails or not self._compares():
             return
         look = self._look()
@@ -361,8 +369,11 @@ class Audit:
         caught the exception and continued, return the line (FILE:LINE) of that collective.
         Otherwise return an empty string.
         """
-        tail, failure = self._tail, self._failure
+        tail, failure, ended = self._tail, self._failure, self._ended
         self._tail = self._ended = self._failure = None
+        if ended is not None and ended.data:
+            with suppress(Exception):  # the data may have failed, which is reported elsewhere
+                self._taken(ended, refuse=False)
         if tail is not None:
             self._watch(None)
         if failure is None or _comes_from(error, failure.error):
@@ -385,10 +396,29 @@ class Audit:
 
     # ---------------------------------------------------------------- findings
 
-    def _drawn(self, tail: _Tail, line: str) -> None:
-        # the data position is not compared: if the loop takes a batch in the tail, an incident
-        # restores the data position, and the loop takes the same batch again
-        moved = [name for name in self._moved(tail.generators) if name != DATA]
+    def _taken(self, ended: _Ended, *, refuse: bool | None = None) -> None:
+        """
+        Report a loop that takes data in the tail of a step and at the head of the next one, such as a
+        batch for validation. Called before the window of the next step opens, or when the loop is
+        left before that.
+
+        A loop that takes only the next batch in the tail is not reported: an incident restores the
+        data position, and the loop takes the same batch again.
+        """
+        if self._generators().get(DATA) == ended.data:
+            return
+        what = f"the loop takes data in the tail of step {ended.step} (before {ended.line}), and again before the update window of step {ended.step + 1}"
+        self.findings.report(
+            "takes",
+            DATA,
+            f"{what}: an incident puts the data position back to where the update window closed, and "
+            "the next step trains with what the tail has taken. Take batches for validation from "
+            "another loader, which is not the data that session.adopt was given",
+            inexact=f"{what}: after an incident the loop trains with what the tail has taken",
+            refuse=refuse,
+        )
+
+    def _drawn(self, tail: _Tail, line: str, moved: Sequence[str]) -> None:
         if not moved:
             return
         what = f"generator{'s' * (len(moved) > 1)} {', '.join(moved)}"
