@@ -6,6 +6,7 @@ audit reports, and which it does not report.
 import random
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy
@@ -589,6 +590,66 @@ def test_data_taken_in_the_tail_is_reported_when_an_incident_comes_before_the_wi
 
     assert [finding for finding, _ in said(loop.run(train))] == ["takes"]
     assert len(loop.audit.inexact) == 1
+
+
+@pytest.mark.parametrize("audited", [True, False])
+@pytest.mark.parametrize("change", ["scheduler", "rate", "average", ""])
+def test_code_that_runs_again_before_the_first_step_is_reported(audited: bool, change: str) -> None:
+    """When the function is called again after an incident and changes the scheduler, the learning
+    rate or an average before its first step, then the audit reports this, also if it has ended. With
+    what costs little to read, a large average is not seen."""
+    loop = Loop()
+
+    def train() -> None:
+        loop.audit.entered(audited=audited)
+        if change == "scheduler" and loop.step:
+            loop.scheduler.step()
+        if change == "rate":
+            loop.optimizer.param_groups[0]["lr"].mul_(0.1)
+        if change == "average":
+            with torch.no_grad():
+                loop.average.get_parameter("module.weight").mul_(0.5)
+        loop.model.train()
+        loop.audit.first_step(loop.step + 1)
+        loop.learn()
+        loop.end_step()
+        loop.audit.left(None)
+
+    assert not loop.run(train), "the function is called for the first time"
+    found = said(loop.run(train))
+    seen = change and (audited or change != "average")
+    assert [finding for finding, _ in found] == ["again"] * bool(seen)
+    assert len(loop.audit.inexact) == len(found)
+    assert all("before its first step, which is step 2 " in why for _, why in found)
+    assert len(said(loop.run(train))) == len(found), "each incident is reported"
+
+
+def test_scheduler_stepped_between_two_loops_is_reported() -> None:
+    """When a loop over epochs makes a step of the scheduler behind its loop over the steps, then the
+    audit reports this once. In the tail of a step it is not reported."""
+
+    def train(loop: Loop, *, between: bool) -> None:
+        loop.audit.entered(audited=True)
+        for _ in range(3):
+            loop.audit.loop_begins()
+            for step in range(2):
+                loop.audit.step_begins()
+                loop.optimizer.param_groups[0]["weight_decay"] = 0.1 * loop.step
+                loop.learn()
+                if step == 1 and not between:
+                    loop.scheduler.step()
+                loop.end_step()
+            if between:
+                loop.model.eval()
+                loop.scheduler.step()
+
+    loop = Loop()
+    ((finding, why),) = said(loop.run(partial(train, loop, between=True)))
+    assert (finding, why.startswith("the scheduler")) == ("between", True)
+    assert "after step 2 and before step 3" in why
+    assert len(loop.audit.inexact) == 1
+    loop = Loop()
+    assert not loop.run(partial(train, loop, between=False))
 
 
 def test_draws_outside_steps_are_not_reported() -> None:

@@ -21,6 +21,7 @@ import structlog
 
 from tft.errors import Interrupted, UsageError
 from tft.spi.state import part_digests
+from tft.spi.types import Buffer, ShardPayload
 
 STEPS = 20
 """The number of steps that are audited in each process. With `--audit strict` all steps are
@@ -34,6 +35,12 @@ DATA = "data"
 """The name under which the hook `tft_generators` reports the data position (which batch comes
 next), beside the random generators."""
 
+_SMALL = 64
+"""The most bytes of a tensor that is small, such as a learning rate."""
+_EPOCHS = (
+    "Do what belongs to the end of an epoch in the tail of its last step, as in "
+    "`if step % steps_per_epoch == 0: scheduler.step()`"
+)
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
     "model": "parameters or buffers of the model",
@@ -116,6 +123,21 @@ class _Ahead:
     empty, because then nothing is compared at the end of the step."""
 
 
+@dataclass(slots=True)
+class _Again:
+    """
+    What the audit compares when the user's function, or a loop over `session.steps`, begins again.
+    """
+
+    entry: Look | None = None
+    """The digests of the state when the user's function was called again. None if it was not, or if
+    its first step has begun."""
+    whole: bool = True
+    """True if `entry` has digests of the whole state. False if it has only those that cost little."""
+    loops: bool = False
+    """True if a loop over `session.steps` has begun, and its first step has not."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """
@@ -184,6 +206,7 @@ class Audit:
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
     _ahead: _Ahead = field(default_factory=_Ahead)
+    _again: _Again = field(default_factory=_Again)
     _steps: int = 0
     _readable: bool = True
     """False once an attempt to read the state has failed. The audit then ends."""
@@ -219,19 +242,58 @@ class Audit:
 
     # ---------------------------------------------------------------- the edges of a step
 
-    def entered(self) -> None:
+    def entered(self, *, audited: bool) -> bool:
         """
-        Record random generators and data position just before the user's function is called.
+        Record the state just before the user's function is called: random generators and data
+        position if the next step is audited, and the rest if the function is called again. Return
+        True if it is called again: then `first_step` must be called too.
         """
-        self._ahead = _Ahead(self._generators())
+        self._ahead = _Ahead(self._generators()) if audited else _Ahead()
+        self._again = _Again()
+        if self.position()[0] > 0:
+            self._again = _Again(self._look() if audited else self._glance(), audited)
+        return self._again.entry is not None
+
+    def first_step(self, step: int) -> None:
+        """
+        Check the code that the user's function has run before its first step, which is `step`,
+        because the function was called again.
+
+        Raises `UsageError` in strict mode.
+        """
+        again, self._again = self._again, _Again()
+        look = self._look() if again.whole else self._glance()
+        if again.entry is None or look is None:
+            return
+        changed = [part for part in _changed(again.entry, look) if part != "modes"]
+        if not changed:
+            return
+        what = f"`train` was called again and has changed {_list(changed)} before its first step, which is step {step} ({self._line()})"
+        self.findings.report(
+            "again",
+            str(step),
+            f"{what}: code that had run before the incident has run once more, such as the code "
+            f"between two epochs. {_EPOCHS}",
+            inexact=f"{what}: this code had run before the incident",
+        )
+
+    def loop_begins(self) -> None:
+        """
+        Record that a loop over `session.steps` begins.
+        """
+        self._again.loops = True
 
     def step_begins(self) -> None:
         """
-        Record which generators and data the user's function has used before its first step.
+        Record which generators and data the user's function has used before its first step. If this
+        is the first step of a further loop over `session.steps`, check the code between the loops.
 
-        If the loop uses one of them within a step too, the audit reports this when the update
-        window of that step closes.
+        If the loop uses one of the generators within a step too, the audit reports this when the
+        update window of that step closes. Raises `UsageError` in strict mode.
         """
+        loops, self._again.loops = self._again.loops, False
+        if loops and self._ended is not None:
+            self._between(self._ended)
         if self._ahead.entry is not None:
             moved, self._ahead.entry = self._moved(self._ahead.entry), None
             self._ahead.early = dict.fromkeys(moved, self._line())
@@ -396,6 +458,25 @@ class Audit:
 
     # ---------------------------------------------------------------- findings
 
+    def _between(self, ended: _Ended) -> None:
+        """
+        Report code between two loops over `session.steps` that changes settings or the scheduler. If
+        it changes other parts of the state, `window_opens` reports that.
+        """
+        look = self._look() if self._compares() else None
+        found = [] if look is None else _changed(ended.look, look)
+        changed = [part for part in found if part in SET_ANEW and part != "modes"]
+        if not changed:
+            return
+        what = f"{_list(changed)} changed between two loops over session.steps, after step {ended.step} and before step {ended.step + 1} ({self._line()})"
+        self.findings.report(
+            "between",
+            "",
+            f"{what}: after an incident `train` is called again, and this code runs once more, or is "
+            f"left out. {_EPOCHS}",
+            inexact=f"{what}: an incident may repeat or undo the change",
+        )
+
     def _taken(self, ended: _Ended, *, refuse: bool | None = None) -> None:
         """
         Report a loop that takes data in the tail of a step and at the head of the next one, such as a
@@ -542,6 +623,24 @@ class Audit:
             self._readable = False
             return None
 
+    def _glance(self) -> Look | None:
+        """
+        Return digests of what is small in the state, which costs little: settings, the scheduler, and
+        small tensors in host memory. Return None if the state cannot be read.
+        """
+        step = self.position()[0]
+        found: dict[tuple[str, str], str] = {}
+        with suppress(Exception):  # the next code that needs the state will report it
+            for shard in self._shards:
+                given = self.hook.tft_give(shard=shard, step=step, kept=False)
+                small = [
+                    b for b in given.buffers if isinstance(b, Buffer) and len(b.view) <= _SMALL
+                ]
+                parts = part_digests(ShardPayload(meta=given.meta, buffers=tuple(small)))
+                found |= {(shard, part): digest for part, digest in parts.items()}
+            return found
+        return None
+
     def _compares(self) -> bool:
         """
         Return True if the adaptor computes digests itself (`tft_compare`).
@@ -618,6 +717,10 @@ def _changed(before: Look, after: Look) -> list[str]:
             and after.get((shard, part), "-")
         }
     )
+
+
+def _list(parts: Sequence[str]) -> str:
+    return ", ".join(map(_called, parts))
 
 
 def _called(part: str) -> str:

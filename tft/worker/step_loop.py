@@ -158,6 +158,8 @@ class _Present:
     has."""
     failure: BaseException | None = None
     """The exception of a collective that has failed since the last step ended, or None."""
+    again: Audit | None = None
+    """The audit, if the user's function was called again and its first step has not begun."""
     copied: Callable[[], None] | None = None
     """A function that waits until the copy of the last step in host memory is complete. None if no
     copy is being made."""
@@ -310,8 +312,9 @@ class StepLoop:
         Call the user's function, and then end its last step.
         """
         self._present.failure = None
-        if self._audited is not None:
-            self._audited.entered()
+        self._present.again = None
+        if self.audit is not None and self.audit.entered(audited=self._audited is not None):
+            self._present.again = self.audit
         if self.observers.work is not None:
             self.observers.work.forget()
         if self.digests is not None:
@@ -381,9 +384,14 @@ class StepLoop:
         # an earlier loop over `steps` may have been left in the tail of its last step, so end that
         # step first
         self.end_last_step()
+        if self._audited is not None:
+            self._audited.loop_begins()
         try:
             while self.step <= last:
                 self._present.iteration = step = self.step
+                if self._present.again is not None:
+                    self._present.again.first_step(step)
+                    self._present.again = None
                 if self._audited is not None:
                     self._audited.step_begins()
                 yield step
