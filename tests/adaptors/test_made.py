@@ -451,7 +451,7 @@ def shared_in_16_bits() -> Made:
             r"over the ranks \[0, 1\], but the same part .* is on the ranks \[0, 2\]",
         ),
         (shared_without_a_group, "must be given the group"),
-        (shared_in_16_bits, "have parameters of 32 bits"),
+        (shared_in_16_bits, "Make the parameters with 32 bits"),
         (plain, "weight is neither distributed over a device mesh nor in a DDP"),
         (with_running_statistics, "1 keeps running statistics"),
         (lambda: nn.Linear(8, 8), "make of session.adopt must return a Made, not a Linear"),
