@@ -127,15 +127,17 @@ class Interrupted(BaseException):
     """
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
     """
     Yield an exception, and then the exceptions from which it was raised (`raise … from …`), or
-    during whose handling it was raised. Each comes once, also if they refer to each other in a
-    circle.
+    during whose handling it was raised. With `hidden`, follow also a context that `raise … from
+    None` hides. Each exception comes once, also if they refer to each other in a circle.
     """
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        link = link.__cause__ or (
+            None if link.__suppress_context__ and not hidden else link.__context__
+        )

@@ -266,12 +266,14 @@ def _first_undone(batches: Iterator[Any], consumed: int) -> Iterator[Any]:
     each micro-batch is drawn, and those of the first one must not be undone. A later micro-batch is
     not judged, because a loader draws a seed whenever it is gone through again.
     """
+    held: list[Any] = []  # emptied below: a micro-batch must not be kept for the whole training
     with _undisturbed():
-        first = list(islice(batches, 1))
-    yield from first
+        held += islice(batches, 1)
+    while held:
+        yield held.pop()
     if not consumed:
         drawn = packed(generators())
-        second = list(islice(batches, 1))
+        held += islice(batches, 1)
         if packed(generators()) != drawn:
             raise UsageError(
                 "the generator function that gives Data its micro-batches draws from the random "
@@ -279,7 +281,8 @@ def _first_undone(batches: Iterator[Any], consumed: int) -> Iterator[Any]:
                 "each of them, so other numbers would be drawn after an incident: draw from a "
                 "generator of your own, which is seeded by the number of the sample"
             )
-        yield from second
+        while held:
+            yield held.pop()
     yield from batches
 
 

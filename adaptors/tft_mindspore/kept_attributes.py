@@ -93,7 +93,7 @@ class KeptAttributes:
                 if (number, name) in self._left:
                     continue
                 try:
-                    now = values.plain(value)
+                    now = values.marked(value, values.plain(value), owned.by(name))
                     size = size_of(now)
                 except NotPlain:
                     now, size, why = None, LIMIT + 1, "is no plain value"
@@ -101,7 +101,7 @@ class KeptAttributes:
                     why = LARGE if size > LIMIT else _CROWDED
                 if size <= min(room, LIMIT):
                     room -= size
-                    found[name] = values.marked(value, now, owned.by(name))
+                    found[name] = now
                 elif name in before or self._changes(number, name, value):
                     self._leave(number, name, why)
             kept.append(found)

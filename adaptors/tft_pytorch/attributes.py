@@ -24,6 +24,7 @@ from tft.spi.plain_values import (
     NotPlain,
     OwnedObjects,
     equal,
+    has_marks,
     size_of,
 )
 from tft_pytorch.plain_values import (
@@ -221,13 +222,14 @@ class Changes:
                 continue
             if name in self._start and equal(now, self._start[name]):
                 continue
+            now = marked(value, now, self._owned.by(name))
             size = size_of(now)
             if size > min(room, LIMIT):
                 left.append(name)
                 self._grows(name, value)
                 continue
             room -= size
-            changed[name] = marked(value, now, self._owned.by(name))
+            changed[name] = now
         gone = [name for name in self._start if name not in attributes]
         if not changed and not gone and not left:
             return {}
@@ -259,12 +261,11 @@ class Changes:
             if name not in self._start or name in gone:
                 del attributes[name]
             elif not equal(value, self._start[name]):
-                start = placed(copied(self._start[name]), device)
-                attributes[name] = into(attributes[name], start, filled, self._owned.by(name))
+                self._set(name, placed(copied(self._start[name]), device), filled)
         for name in self._start.keys() - attributes.keys() - {*left, *gone, *changed}:
             attributes[name] = placed(copied(self._start[name]), device)
         for name, value in changed.items():
-            attributes[name] = into(attributes.get(name), value, filled, self._owned.by(name))
+            self._set(name, value, filled)
 
     def grown(self) -> list[str]:
         """
@@ -279,6 +280,13 @@ class Changes:
         Return True if the attribute `name` is noted when it changes.
         """
         return name in self._but or not (name in self._left or name in self._constant)
+
+    # Any: a result of `placed`
+    def _set(self, name: str, value: Any, filled: Filled) -> None:
+        attributes, whole = vars(self._owner), not has_marks(value)
+        attributes[name] = into(attributes.get(name), value, filled, self._owned.by(name))
+        if whole:
+            self._owned.begin({name: attributes[name]})
 
     def _settle(self) -> None:
         plain_names = [name for name, _ in self._plain()] if not self._owned.settled else []

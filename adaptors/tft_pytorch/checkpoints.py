@@ -267,7 +267,9 @@ def _disk(error: BaseException) -> OSError | None:
     When a write fails with an `OSError`, torch's writer raises another exception, which mentions
     only a position in a file.
     """
-    found = (each for each in chain_of(error) if isinstance(each, OSError) and each.strerror)
+    found = (
+        each for each in chain_of(error, hidden=True) if isinstance(each, OSError) and each.strerror
+    )
     return next(found, None)
 
 

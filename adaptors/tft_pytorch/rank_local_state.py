@@ -339,7 +339,7 @@ class RankLocalState:
         """
         found = self._random()
         if self._data is not None:
-            found["data"] = _apart(self._data.state_dict())
+            found["data"] = _apart(without_marks(self._data.state_dict()))
         return {name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in found.items()}
 
     def _random(self) -> dict[str, object]:

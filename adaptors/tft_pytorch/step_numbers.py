@@ -169,10 +169,14 @@ class Watch:
         value = loss.item()
         if scaler is not None:
             if value in (float("inf"), float("-inf")):
-                return False  # the scaled loss has overflowed; the GradScaler skips the step itself
+                # the scaled loss has overflowed, so the GradScaler skips the step itself. The loss
+                # is noted, because the places of the other losses in the step count
+                self._losses.append(value)
+                return False
             value /= scaler.get_scale()
+        overflowed = float("inf") in map(abs, self._losses)
         self._losses.append(value)
-        return self._refuse is not None and self._refuse(value)
+        return self._refuse is not None and not overflowed and self._refuse(value)
 
     def _total_norm(self, tensors: Any, norm_type: float = 2.0, *args: Any, **named: Any) -> Any:
         if self._norm is None and threading.get_ident() == self._thread:

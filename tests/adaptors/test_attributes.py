@@ -13,7 +13,7 @@ from tft_pytorch.plain_values import on_device, placed, plain
 
 from tft.errors import UsageError
 from tft.spi import pack, unpack
-from tft.spi.plain_values import without_marks
+from tft.spi.plain_values import Filled, without_marks
 
 CPU = torch.device("cpu")
 
@@ -245,6 +245,56 @@ class Settings(dict[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
+
+
+def test_new_objects_are_shared_as_the_old_ones_were() -> None:
+    """When two objects share a list that was made after the start, then they share the new one that
+    they get. A random generator stays the same object."""
+    one, other = Counter(), Counter()
+    watched = [Changes(one), Attributes(other)]
+    for each in watched:
+        each.noted()
+    one.best = other.best = {"rows": [1]}
+    one.other = rng = numpy.random.default_rng(1)
+    noted = [each.noted() for each in watched]
+    drawn = rng.random()
+    one.best["rows"].append(2)
+    filled: Filled = {}
+    watched[0].put_back(placed(noted[0], CPU), CPU, filled)
+    watched[1].put_back(placed(noted[1], CPU), filled)
+    assert one.best is other.best
+    assert one.best == {"rows": [1]}
+    assert one.other is rng
+    assert rng.random() == drawn
+
+
+def test_many_new_parts_of_a_dict_take_one_mark() -> None:
+    """When a dict from the start has got many new lists, then its plain form is hardly longer than
+    without marks, and all lists are new when it is put back."""
+    counter = Counter()
+    watched = Attributes(counter)
+    watched.noted()
+    best, lists = counter.best, {f"{n}": [n] for n in range(1000)}
+    best.clear()
+    best.update(lists)
+    noted = watched.noted()
+    assert len(pack(noted["best"])) < len(pack(without_marks(noted["best"]))) + 100
+    best["0"].append(1)
+    watched.put_back(placed(noted, CPU))
+    assert counter.best is best
+    assert best["0"] == [0]
+    assert lists["0"] == [0, 1]
+
+
+def test_marks_are_those_of_the_undisturbed_process_after_it_was_put_back() -> None:
+    """When an array that is a view is put back as a new object, then the later notes of the process
+    are those without the incident."""
+    counter = Counter()
+    counter.best = {"view": numpy.zeros(4).reshape(2, 2)}
+    watched = Attributes(counter)
+    noted = pack(watched.noted())
+    watched.put_back(placed(unpack(noted), CPU))
+    assert pack(watched.noted()) == noted
 
 
 def test_new_dicts_have_the_class_of_the_present_one() -> None:

@@ -207,12 +207,16 @@ def test_numbers_of_a_grad_scaler_have_no_scale() -> None:
 
 @pytest.mark.usefixtures("native")
 def test_overflow_is_left_to_the_grad_scaler() -> None:
-    """When the scale is too large, then the infinite loss is not judged, and there is no norm."""
+    """When the scale is too large, then the infinite loss is noted in its place and not judged, nor
+    is a later loss of the step, and there is no norm."""
     scaler = GradScaler("cpu", init_scale=1e38)
     step = Step(scaler=scaler)
     backward(scaler.scale(step.loss(1e6)))
+    later = scaler.scale(step.loss(1e-6))
+    backward(later)
     numbers = step.watch.take()
-    assert (numbers.losses, numbers.norm, step.seen) == ((), None, [])
+    assert numbers.losses == (float("inf"), later.item() / scaler.get_scale())
+    assert (numbers.norm, step.seen) == (None, [])
 
 
 @pytest.mark.usefixtures("native")

@@ -91,6 +91,16 @@ class Anew:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class PartsAnew:
+    """
+    Marks a dict or a dataclass whose parts must all get new objects, while the dict or dataclass
+    itself may be put back into the object that is there.
+    """
+
+    value: Any
+
+
 def of_kind(kind: str, parts: object) -> dict[str, object]:
     """
     Return the plain form of a value: a dict with the name `kind` of the value's type and with the
@@ -134,7 +144,7 @@ class PlainValues:
         """
         self._forms: Mapping[Any, Form] = {
             **dict.fromkeys(AS_THEY_ARE, _scalar),
-            Anew: self._anew, int: _large_integer, complex: _complex, list: self._list, set: self._set, frozenset: self._set,
+            Anew: self._anew, PartsAnew: self._anew, int: _large_integer, complex: _complex, list: self._list, set: self._set, frozenset: self._set,
             deque: self._deque, numpy.ndarray: self._array, **forms,
         }  # fmt: skip
         self._forms_of_bases: Sequence[tuple[type, Form]] = (
@@ -150,6 +160,7 @@ class PlainValues:
             "deque": lambda parts, place: deque(self.placed(parts[1], place), parts[0]),
             "named": lambda parts, place: _class(parts[0])._make(self.placed(parts[1], place)),
             "anew": lambda parts, place: Anew(self.placed(parts, place)),
+            "parts anew": lambda parts, place: PartsAnew(self.placed(parts, place)),
             "dict": self._placed_dict,
             "record": self._placed_record,
             **makers,
@@ -190,12 +201,16 @@ class PlainValues:
         object in `value` for which `owns` returns False gets a mark. The attribute did not refer to
         this object before training, so the object may be an item of a dataset. When the value is
         put back, the attribute may refer to another item, which must not be changed. So `into`
-        makes a new object at the place of a mark.
+        makes a new object at the place of a mark. If all changeable parts of a dict or a dataclass
+        would get a mark, it gets a single one instead (`PartsAnew`).
         """
         if is_changeable(value) and not owns(value):
             return of_kind("anew", form)
         if type(form) is not dict:
             return form
+        parts = [each for each in _parts_of(value) if is_changeable(each)]
+        if parts and not any(map(owns, parts)):
+            return of_kind("parts anew", form)
         if _KIND not in form:
             return {key: self.marked(value[key], each, owns) for key, each in form.items()}
         kind, parts = form[_KIND], form[_PARTS]
@@ -239,15 +254,30 @@ class PlainValues:
         """
         filled = {} if filled is None else filled
         if isinstance(value, Anew) or (owns and is_changeable(old) and not owns(old)):
-            return _unmarked(old, value)
+            return self._new(old, value, filled)
         if id(old) in filled:
             return old if self._same(filled[id(old)][1], value) else _unmarked(old, value)
         filled[id(old)] = old, value  # before the parts are put back: they may refer to `old`
-        found = self._into(old, value, filled, owns)
+        if isinstance(value, PartsAnew):
+            found = self._into(old, value.value, filled, _owns_nothing)
+        else:
+            found = self._into(old, value, filled, owns)
         if found is old:
             return old
         del filled[id(old)]
         return _unmarked(old, found)
+
+    def _new(self, old: Any, value: Any, filled: Filled) -> Any:
+        """
+        Return a new object with the content of `value`, to take the place of `old`. Attributes that
+        share `old` and have the same content get the same new object.
+        """
+        if not is_changeable(old):
+            return _unmarked(old, value)
+        key = ~id(old)  # no other object has it, because an id is never negative
+        if key not in filled or not self._same(filled[key][1], value):
+            filled[key] = old, _unmarked(old, value)
+        return filled[key][1]
 
     def put_back(
         self,
@@ -266,7 +296,11 @@ class PlainValues:
         present, filled = vars(owner), {} if filled is None else filled
         for name, value in attributes.items():
             owns = owned.by(name) if owned else None
-            setattr(owner, name, self.into(present.get(name), value, filled, owns))
+            whole = not has_marks(value)
+            found = self.into(present.get(name), value, filled, owns)
+            if owned and whole:
+                owned.begin({name: found})
+            setattr(owner, name, found)
 
     def _into(self, old: Any, value: Any, filled: Filled, owns: Owns | None) -> Any:
         if isinstance(old, dict) and type(value) in (dict, type(old)):
@@ -398,7 +432,8 @@ class OwnedObjects:
     def begin(self, attributes: Mapping[str, Any]) -> None:
         """
         Add the objects to which attributes refer now, and the objects within these. `attributes`
-        has the values of the attributes by name.
+        has the values of the attributes by name. Call this also for new objects that an attribute
+        has got in the place of such objects.
         """
         for name, value in attributes.items():
             self._objects.update({(name, id(each)): each for each in _changeable(value)})
@@ -422,13 +457,26 @@ class OwnedObjects:
 
 def is_changeable(value: Any) -> bool:  # Any: an attribute may have any type
     """
-    Return True if `into` can change `value` in place.
+    Return True if `into` can change `value` in place. Random generators are left out: they are no
+    items of a dataset, so their state is always put into the generator that is there.
     """
-    return (
-        isinstance(value, list | set | deque | dict | numpy.ndarray)
-        or (is_dataclass(value) and not isinstance(value, type) and not _frozen(value))
-        or bool(generators.kind_of(value))
+    return isinstance(value, list | set | deque | dict | numpy.ndarray) or (
+        is_dataclass(value) and not isinstance(value, type) and not _frozen(value)
     )
+
+
+def _parts_of(value: Any) -> Collection[Any]:
+    """
+    Return the parts of a dict or a dataclass, and nothing for other values.
+    """
+    if isinstance(value, dict):
+        return value.values()
+    record = is_dataclass(value) and not isinstance(value, type)
+    return _content(value).values() if record else ()
+
+
+def _owns_nothing(each: object) -> bool:
+    return False
 
 
 def _changeable(value: Any, depth: int = 0) -> Iterator[object]:
@@ -437,15 +485,7 @@ def _changeable(value: Any, depth: int = 0) -> Iterator[object]:
     """
     if is_changeable(value) and depth <= _DEEPEST:
         yield value
-        record = is_dataclass(value)
-        parts = (
-            value.values()
-            if isinstance(value, dict)
-            else _content(value).values()
-            if record
-            else ()
-        )
-        for each in list(parts):
+        for each in list(_parts_of(value)):
             yield from _changeable(each, depth + 1)
 
 
@@ -464,6 +504,13 @@ def size_of(value: Any) -> int:  # Any: a result of `plain`
     return size
 
 
+def has_marks(value: Any) -> bool:  # Any: a result of `placed`
+    """
+    Return True if a part of `value` is marked (see `PlainValues.marked`).
+    """
+    return isinstance(value, Anew | PartsAnew) or any(map(has_marks, _parts_of(value)))
+
+
 def without_marks(form: Any) -> Any:  # Any: a result of `plain` or `marked`
     """
     Return a plain form without the marks of `PlainValues.marked`. Compute digests from the result:
@@ -472,7 +519,7 @@ def without_marks(form: Any) -> Any:  # Any: a result of `plain` or `marked`
     """
     kind = type(form)
     if kind is dict:
-        if form.get(_KIND) == "anew":
+        if form.get(_KIND) in ("anew", "parts anew"):
             return without_marks(form[_PARTS])
         return {key: without_marks(each) for key, each in form.items()}
     if kind is list or kind is tuple:
@@ -638,7 +685,7 @@ def _of_class(old: Any, value: Any) -> Any:
 
 
 def _bare(value: Any) -> Any:
-    if isinstance(value, Anew):
+    if isinstance(value, Anew | PartsAnew):
         return _bare(value.value)
     if isinstance(value, dict):
         for key, each in value.items():
@@ -650,7 +697,7 @@ def _bare(value: Any) -> Any:
 
 
 def _lacks_function(value: Any) -> bool:
-    value = value.value if isinstance(value, Anew) else value
+    value = value.value if isinstance(value, Anew | PartsAnew) else value
     return isinstance(value, defaultdict) and value.default_factory is no_function
 
 

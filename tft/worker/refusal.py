@@ -41,7 +41,9 @@ def refusal_in(error: BaseException) -> UpdateRefused | None:
     Return the `UpdateRefused` in the chain of causes of an exception (the exception itself
     included), or None if there is none.
     """
-    return next((each for each in chain_of(error) if isinstance(each, UpdateRefused)), None)
+    return next(
+        (each for each in chain_of(error, hidden=True) if isinstance(each, UpdateRefused)), None
+    )
 
 
 def _digest(numbers: tuple[float, ...]) -> str:
