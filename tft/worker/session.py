@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import structlog
 
@@ -105,7 +105,7 @@ class Session:
         log_file = f"rank-{settings.rank}.{settings.incarnation}.log"
         quiet_log.open(settings.run_dir / "logs" / log_file)
         self._loop = self._make_loop()
-        self._adopted = False
+        self._called: Literal["init", "adopt", "run"] = "init"
         self.model: Any = None  # Any: the object that the user's function returned
 
     def _make_loop(self) -> StepLoop:
@@ -267,7 +267,8 @@ class Session:
         self._loop.check_backups()
         if self._loop.digests is not None:
             self._loop.digests.watch()
-        self._adopted = True
+        if self._called == "init":
+            self._called = "adopt"
         # if a function (`make`) makes the model later, the observers of the plugins get the objects
         # after that
         if "model" in parts:
@@ -287,7 +288,8 @@ class Session:
         Call `train(session)`, and call it again after every incident. `session.step` then says at
         which step training continues.
 
-        Returns when all ranks have finished. Raises `JobEnded` when the job ends before that.
+        Returns when all ranks have finished. Raises `JobEnded` when the job ends before that. Raises
+        `UsageError` if this method was called before: a job trains with one `train`.
         """
         self.begin()
         while (order := self.obey()) != "complete":
@@ -470,13 +472,20 @@ class Session:
         Report this rank as ready to take orders. For programs with a training loop of their own.
 
         Call `obey` next. A program that uses `run` needs neither call: `run` calls `begin` and
-        `obey` itself. Raises `UsageError` if `adopt` was not called, or if the user's save and load
-        cannot tell the shards of this rank apart.
+        `obey` itself. Raises `UsageError` if `adopt` was not called, if this method was called
+        before, or if the user's save and load cannot tell the shards of this rank apart.
         """
-        if not self._adopted:
+        if self._called == "run":
+            raise UsageError(
+                "session.run was called a second time, but a job trains with one train function: "
+                "put both trainings into one function, or make two jobs of them, of which the second "
+                "one loads a checkpoint of the first one"
+            )
+        if self._called == "init":
             raise UsageError(
                 "session.run was called before session.adopt: hand the training state over first"
             )
+        self._called = "run"
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards, self._settings.export)
         self._hands.slices.begin(shards)
