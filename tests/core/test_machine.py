@@ -6,6 +6,7 @@ import pytest
 
 from tft.core.job.events import Received
 from tft.core.job.policy import Policy
+from tft.core.job.shutdown import FINISHED
 from tft.core.job.transitions import TRANSITIONS, State
 from tft.errors import InternalError
 from tft.protocol.messages import (
@@ -605,6 +606,58 @@ def test_signal_before_the_end_of_the_script_fails_the_job() -> None:
         "all steps are done, but then rank 0 was ended by signal 9 before its script had ended: what "
         "the script saves after session.run may be missing or damaged"
     )
+
+
+@pytest.mark.parametrize(("signal", "result", "code"), [(15, "cancelled", 143), (0, "failed", 4)])
+def test_script_that_waits_after_training_is_ended_after_a_stop_request(
+    signal: int, result: str, code: int
+) -> None:
+    """When all steps are done, and a script does not end within a minute after a request to end the
+    job, then its process is ended, and the reason says so. Without a request it has no limit."""
+    job = trained(world=2)
+    job.script.muted = {(0, "complete")}
+    job.finish()
+    assert job.machine._job.timing.deadline is None
+    job.stop(signal)
+    job.let_pass(59.0)
+    assert not job.orders(EndNode)
+    job.let_pass(2.0)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == (result, code)
+    why = "SIGTERM came" if signal else "an operator asks for it"
+    assert job.over.why == (
+        f"all steps are done, but then {why}, and ranks [0] had not ended 60 s later: what the script "
+        "saves after session.run may be missing or damaged"
+    )
+    assert job.orders(EndNode)
+
+
+def test_script_that_ends_after_a_stop_request_completes_the_job() -> None:
+    """When all steps are done, and a script ends within a minute after a request to end the job,
+    then the job is completed."""
+    job = trained(world=2)
+    job.script.muted = {(0, "complete")}
+    job.finish()
+    job.stop()
+    job.let_pass(59.0)
+    job.kill(0, code=0)
+    assert job.over is not None
+    assert (job.over.result, job.over.code, job.over.why) == ("completed", 0, FINISHED)
+
+
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_stop_request_and_failed_script_leave_the_shorter_limit(fails_first: bool) -> None:
+    """When all steps are done, one script fails and another one waits, then a request to end the
+    job leaves it a minute, whichever comes first."""
+    job = trained(world=2)
+    job.script.muted = {(0, "complete"), (1, "complete")}
+    job.finish()
+    for fails in (fails_first, not fails_first):
+        job.kill(1, code=1) if fails else job.stop()
+    job.let_pass(61.0)
+    assert job.over is not None
+    assert job.over.result == ("failed" if fails_first else "cancelled")
+    assert "rank 1 left with code 1" in job.over.why
 
 
 def test_every_state_has_a_row_and_leads_to_the_end() -> None:

@@ -5,7 +5,7 @@ The lines at the end of a run.
 from pathlib import Path
 from typing import Any
 
-from tft.launcher.summary import reasons, remaining, summary, to_go_on
+from tft.launcher.summary import asked_to_end, reasons, remaining, summary, to_go_on
 
 RUN_DIR = Path("/runs/a")
 
@@ -26,6 +26,17 @@ def software(rank: int, evidence: str) -> dict[str, Any]:  # Any: JSON
     Return the fault of a rank whose script has raised an exception in step 8.
     """
     return {"kind": "software", "rank": rank, "step": 8, "at": 0.0, "evidence": evidence}
+
+
+def test_line_about_a_signal_says_what_follows_in_the_state_of_the_job() -> None:
+    """When a signal asks for the end while ranks train, then the line promises a last checkpoint.
+    When all steps are done, then it says how long the scripts have to end."""
+    kills = "; a second signal kills it"
+    assert asked_to_end("", placed=False) == f"the job ends after a last checkpoint{kills}"
+    assert asked_to_end("healthy", placed=True) == "the job is to end after a last checkpoint"
+    over = "the job is over, and scripts that still run after 60 s are ended"
+    assert asked_to_end("exiting", placed=False) == f"{over}{kills}"
+    assert asked_to_end("exiting", placed=True) == over
 
 
 def test_summary_has_steps_incidents_and_what_they_cost() -> None:

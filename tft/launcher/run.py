@@ -58,7 +58,7 @@ from tft.launcher.run_directory import (
     unfit,
     write_job,
 )
-from tft.launcher.summary import reasons, remaining, summary, to_go_on
+from tft.launcher.summary import asked_to_end, reasons, remaining, summary, to_go_on
 from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, News, NodeLost, Report, StopRequested
 from tft.protocol.topics import NEWS, ORDERS, REPORTS
@@ -303,6 +303,8 @@ class _Leader:
 
     led: bool = False
     """True if a controller was ever heard."""
+    state: str = ""
+    """The state of the job, as the controller has told it last. Empty: no controller was heard."""
     unheard: float = 0.0
     """For how many seconds no controller was heard, counted by `_watch_controller`."""
     shut_out: asyncio.TimerHandle | None = None
@@ -566,12 +568,9 @@ class NodeLauncher:
             )
             self._finish(exit_code(FAILED, number))
             return
-        if self._plan.placed is None:
-            self._told.speech.say(
-                f"{number.name}: the job ends after a last checkpoint; a second signal kills it"
-            )
-        elif self._plan.leads:
-            self._told.speech.say(f"{number.name}: the job is to end after a last checkpoint")
+        if self._plan.placed is None or self._plan.leads:
+            what = asked_to_end(self._leader.state, placed=self._plan.placed is not None)
+            self._told.speech.say(f"{number.name}: {what}")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
         # Wait without limit for the acknowledgement if this launcher runs the controller. If that
         # controller has died, this launcher restarts it, and it then receives the request.
@@ -610,8 +609,8 @@ class NodeLauncher:
     async def _listen(self) -> None:
         while True:
             match await self._bus.receive():
-                case Heard(envelope=Envelope(message=Lead(heard=heard))):
-                    self._leader.led = True
+                case Heard(envelope=Envelope(message=Lead(heard=heard, state=state))):
+                    self._leader.led, self._leader.state = True, state
                     if self._leader.unheard >= _UNHEARD:
                         self._told.speech.say("a controller is heard again")
                     self._leader.unheard = 0.0

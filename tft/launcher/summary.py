@@ -1,12 +1,14 @@
 """
-The lines that the command `tft run` prints at the end of a job: how far it came, what incidents have
-cost, where its records are, and why it ended.
+The lines that the command `tft run` prints at the end of a job: what a signal leads to, how far the
+job came, what incidents have cost, where its records are, and why it ended.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.sentences import (
     comes_again,
     counted,
@@ -19,6 +21,22 @@ from tft.sentences import (
 
 _TRACEBACKS = 3
 """The maximum number of different tracebacks that are printed."""
+
+
+def asked_to_end(state: str, *, placed: bool) -> str:
+    """
+    Return what a signal that asks for the end of the job leads to. `state` is the state of the job.
+    `placed` is True under another launcher, where a second signal changes nothing.
+    """
+    if state in (State.EXITING, State.ENDED):
+        told = (
+            f"the job is over, and scripts that still run after {Policy().wind_up:.0f} s are ended"
+        )
+    elif placed:
+        return "the job is to end after a last checkpoint"
+    else:
+        told = "the job ends after a last checkpoint"
+    return told if placed else f"{told}; a second signal kills it"
 
 
 def summary(

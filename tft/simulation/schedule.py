@@ -104,6 +104,7 @@ QUICK = Policy(
     check=4.0,
     save=6.0,
     leave=1.5,
+    wind_up=6.0,
     first_step=8.0,
     stall_floor=2.5,
     stall_factor=8.0,

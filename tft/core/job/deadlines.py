@@ -71,7 +71,7 @@ class Deadlines:
         if not job.timing.expired:
             return
         if job.state is S.EXITING:
-            self._recovery.shutdown.end()
+            self._recovery.shutdown.time_is_up()
         elif job.state is S.PAUSED:
             job.tell("pause_over", seconds=job.policy.pause)
             self._recovery.pausing.release()

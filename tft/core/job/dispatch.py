@@ -178,7 +178,8 @@ class Dispatch:
             return None
         self._job.end.stop = message
         if reaction is not R.FORCE:
-            return None  # the job is ending already: its ranks write a last checkpoint
+            # the job is ending already: its ranks write a last checkpoint, or leave
+            return self._recovery.shutdown.hurry()
         if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.shutdown.exit(

@@ -121,6 +121,10 @@ class Policy:
     """The limit for a rank to write its part of the last checkpoint, even to a slow file system."""
     leave: float = 5.0
     """The time that the process of a rank gets to leave when the job is over."""
+    wind_up: float = 60.0
+    """The limit for scripts to end after `Session.run` has returned, counted from a request to end
+    the completed job. Without such a request there is no limit. In this time a script can write a
+    model to disk."""
     first_step: float = 600.0
     """The limit for a step while step times are not known yet. Compilation and caches make the
     first step slow."""

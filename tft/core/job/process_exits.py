@@ -10,6 +10,7 @@ from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.recalls import Recalls
 from tft.core.job.recovery import Recovery
+from tft.core.job.shutdown import UNSAVED
 from tft.core.job.state import Job
 from tft.core.job.transitions import SETTLED, State
 from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
@@ -20,8 +21,6 @@ UNPROTECTED = (
 )
 """The reason that the report gives for a completed run in which no rank has called `tft.init`. In
 such a run tft has only started the processes."""
-
-_UNSAVED = "what the script saves after session.run may be missing or damaged"
 
 _OPEN = "only files that the script left open may lack their end"
 
@@ -284,7 +283,7 @@ class ProcessExits:
         elif message.script_ended:
             self._noted(f"{why} after its script had ended: {_OPEN}")
         else:
-            self._not_completed(f"{why} before its script had ended: {_UNSAVED}")
+            self._not_completed(f"{why} before its script had ended: {UNSAVED}")
 
     def _noted(self, what: str) -> None:
         """
@@ -303,10 +302,11 @@ class ProcessExits:
         job = self._job
         if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
-            job.end.outcome = JobOver(result="failed", code=4, why=why)
+            result, code = self._recovery.shutdown.failed(4)
+            job.end.outcome = JobOver(result=result, code=code, why=why)
             # limit the time that the other ranks have to leave, because their scripts may wait
             # forever for the lost rank
-            job.timing.stay(job.policy.join)
+            job.timing.shorten(job.policy.join)
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """

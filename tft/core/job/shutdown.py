@@ -3,6 +3,8 @@ Ends a job: as completed, or with a last checkpoint that the remaining ranks wri
 saving anything.
 """
 
+from dataclasses import replace
+
 from tft.core.job.commands import JobOver
 from tft.core.job.comparison import note_habits, note_tails, uneven
 from tft.core.job.facts import note_early
@@ -20,6 +22,8 @@ S = State
 
 FINISHED = "every rank has finished"
 """The reason that the report gives for a completed job. Another sentence may be appended."""
+
+UNSAVED = "what the script saves after session.run may be missing or damaged"
 
 
 class Shutdown:
@@ -271,8 +275,7 @@ class Shutdown:
         job, incident = self._job, self._job.incident
         if result == "failed":
             job.training.last_step = max(job.training.last_step, incident.progress.furthest)
-            if job.end.stop is not None and job.end.stop.signal:
-                result, code = "cancelled", 128 + job.end.stop.signal
+            result, code = self.failed(code)
         # if the incident is closed, no limit is needed: when the ranks returned to an earlier step,
         # they renamed the checkpoints of later steps, so that nobody uses these checkpoints
         sound = incident.spread.firm if incident.closed is None and result != "completed" else None
@@ -308,6 +311,41 @@ class Shutdown:
         if job.state is S.EXITING and outcome is not None and job.end.orders:
             to = tuple(sorted({rank, *(task.waiting if task is not None else ())}))
             job.issue(End(**job.key(), to=to, code=outcome.code, why=outcome.why))
+
+    def failed(self, code: int) -> tuple[str, int]:
+        """
+        Return the result and the exit code of a job that has failed with the exit code `code`. If a
+        signal has asked for the end of the job, the job counts as cancelled.
+        """
+        stop = self._job.end.stop
+        return ("cancelled", 128 + stop.signal) if stop and stop.signal else ("failed", code)
+
+    def hurry(self) -> None:
+        """
+        Limit the time that the scripts of a completed job have to end, because the end of the job
+        was requested. Without a request they have no limit, because a script may do long work after
+        `Session.run`. If the job ends in another way, do nothing: then there is a limit already.
+        """
+        job = self._job
+        if job.state is S.EXITING and not job.end.orders:
+            job.timing.shorten(job.policy.wind_up)
+
+    def time_is_up(self) -> None:
+        """
+        End the job, because the ranks have not left in time. A completed job has such a limit only
+        if its end was requested. Then it does not count as completed, because what the scripts save
+        after `Session.run` may be missing.
+        """
+        job, outcome, stop = self._job, self._job.end.outcome, self._job.end.stop
+        if outcome is not None and outcome.result == "completed" and stop is not None:
+            result, code = self.failed(4)
+            late = sorted(r for r, i in job.processes.running if job.ranks.is_current(r, i))
+            why = (
+                f"all steps are done, but then {stop.why}, and ranks {late} had not ended "
+                f"{job.timing.allowed:.0f} s later: {UNSAVED}"
+            )
+            job.end.outcome = replace(outcome, result=result, code=code, why=why)
+        self.end()
 
     def end(self) -> None:
         """

@@ -32,6 +32,14 @@ class Timing:
         """
         self.deadline, self.allowed = self.now + seconds, seconds
 
+    def shorten(self, seconds: float) -> None:
+        """
+        Set the deadline of the present state to `seconds` seconds from now, unless it is earlier
+        already.
+        """
+        if self.deadline is None or self.now + seconds < self.deadline:
+            self.stay(seconds)
+
     @property
     def expired(self) -> bool:
         """

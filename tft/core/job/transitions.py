@@ -146,7 +146,11 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "Finished": _KEPT,
     "Checkpointed": _KEPT,
     "CheckpointFailed": _KEPT,
-    "StopRequested": {**dict.fromkeys(State, R.FORCE), S.DUMPING: R.TAKE, **_LATE},
+    "StopRequested": {
+        **dict.fromkeys(State, R.FORCE),
+        **dict.fromkeys((S.DUMPING, S.EXITING), R.TAKE),
+        S.ENDED: R.ABSORB,
+    },
     "PauseRequested": {
         **dict.fromkeys(State, R.LATER),
         S.HEALTHY: R.PAUSE,
