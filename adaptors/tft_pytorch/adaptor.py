@@ -83,6 +83,11 @@ def tft_unkept() -> Mapping[str, str]:
 
 
 @hookimpl
+def tft_opening() -> None:
+    _hooks.state().opening()
+
+
+@hookimpl
 def tft_column() -> Sequence[int]:
     return _hooks.state().column()
 

@@ -256,18 +256,22 @@ class StateStore:
         closes. Other calls come before the last all-reduce of a step, and when a window opens.
 
         With `closing=True`, also note the bucket layouts of the DDPs, and check that the state can
-        be moved to another rank. Raises `UsageError` if the state cannot be moved, or if the script
-        has changed which parameters are trained.
+        be moved to another rank. Raises `UsageError` if the state cannot be moved.
         """
         if closing:
-            # Check first that the set of trained parameters has not changed, because `note` counts
-            # the trained parameters of each DDP.
-            self._trained.closing()
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
             self._unchanged.forget()
         return self._local_state.capture(closing=closing)
+
+    def opening(self) -> None:
+        """
+        Check, before an update window opens, that the script has not changed which parameters are
+        trained. Raises `UsageError` if it has. The state is still that of the end of the step
+        before, so that a last checkpoint can be written.
+        """
+        self._trained.opening()
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """

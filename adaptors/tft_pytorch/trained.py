@@ -40,11 +40,13 @@ class Trained:
         """
         self.watch({})
 
-    def closing(self) -> None:
+    def opening(self) -> None:
         """
-        Check, when a step is complete, that the same parameters are trained as before.
+        Check, before an update window opens, that the same parameters are trained as before.
 
-        The check costs 25 ns for each parameter. Raises `UsageError` if other parameters are
+        A check when the window closes would be too late. The wrapper does not reduce the gradients
+        of parameters that it was not built for, so the copies of the ranks would differ then. The
+        check costs 25 ns for each parameter. Raises `UsageError` if other parameters are
         trained now.
         """
         found = list(map(_FLAG, self._parameters))

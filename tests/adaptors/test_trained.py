@@ -23,21 +23,21 @@ def state_of(model: nn.Module) -> StateStore:
 
 
 def test_freezing_or_unfreezing_parameters_while_training_is_refused() -> None:
-    """When parameters are frozen or unfrozen while training, then the close of the update window
-    refuses this. The message names the parameters and says what to do. Parameters that were frozen
-    before training are accepted."""
+    """When parameters are frozen or unfrozen while training, then the next update window is refused
+    before it opens, so that a last checkpoint can be saved. The message names the parameters and
+    says what to do. Parameters that were frozen before training are accepted."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     state = state_of(model)
-    state.capture(closing=True)
+    state.opening()
     model[1].weight.requires_grad_(False)
     with pytest.raises(
         UsageError, match=r"requires_grad of 1\.weight was changed .* before session\.adopt"
     ):
-        state.capture(closing=True)
+        state.opening()
     model.requires_grad_(True)
     with pytest.raises(UsageError, match=r"requires_grad of 0\.weight, 0\.bias was changed"):
-        state.capture(closing=True)
+        state.opening()
 
 
 def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
@@ -45,7 +45,7 @@ def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
     part, then `clear` unfreezes them before another wrapper is built."""
     model = nn.Linear(2, 2)
     state = state_of(model)
-    state.capture(closing=True)
+    state.opening()
     model.requires_grad_(False)
     state.capture()
     state.clear()
@@ -61,11 +61,11 @@ def test_freezing_parameters_of_a_model_made_over_groups_is_refused() -> None:
     maker.shards(0, 1)
     with alone():
         made: Made = maker.rebuild()
-        maker.capture(closing=True)
+        maker.opening()
         made.model.requires_grad_(False)
         with pytest.raises(UsageError, match="requires_grad of weight, bias was changed"):
-            maker.capture(closing=True)
+            maker.opening()
         maker.clear()
         maker.rebuild()
-        maker.capture(closing=True)
+        maker.opening()
         maker.clear()

@@ -114,11 +114,12 @@ def test_a_buffer_that_changes_for_the_first_time_is_rolled_back(
 def test_parameters_that_are_frozen_while_training_are_refused(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """When a script freezes parameters while training, then the job ends at the next window and
-    gives the reason: a replacement would train these parameters. The loss of a step is recorded
-    before its window, so the last recorded loss is that of step 4."""
+    """When a script freezes parameters while training, then the job ends at the next window, with a
+    last checkpoint of the step before, and gives the reason: a replacement would train these
+    parameters. The loss of a step is recorded before its window, so the last one is of step 4."""
     outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
-    assert outcome.code == 4, outcome.output
+    assert outcome.code == 3, outcome.output
+    assert (tmp_path / "checkpoints" / "step-00000003").is_dir()
     assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output
     assert {step for _, step in outcome.rows()} == {1, 2, 3, 4}
     assert outcome.finals() == {}

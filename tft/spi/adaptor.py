@@ -157,6 +157,19 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_opening(self) -> None:
+        """
+        Check that a fault could still be repaired if this step is completed.
+
+        The hook is called in every step, on the training thread, before its update window opens.
+        The state is still that of the end of the step before. Raise `UsageError` if the script has
+        changed something that the adaptor cannot restore: the job then ends with a last checkpoint
+        of the step before. The hook may take only a few microseconds.
+
+        Not needed: without this hook nothing is checked.
+        """
+
+    @hookspec(firstresult=True)
     def tft_watch(self, contributing: Callable[[], None], early: bool) -> None:
         """
         Arrange that `contributing()`, which stores the rank-local state, is called on the training

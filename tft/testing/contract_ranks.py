@@ -175,6 +175,8 @@ class _Rank:
         asynchronous = bool(self.hook.tft_asynchronous())
         if asynchronous:
             self.hook.tft_synchronize(closing=False)
+        if self._has("tft_opening"):
+            self.hook.tft_opening()
         self.hook.tft_capture(closing=False)
         if asynchronous or any(len(each.ranks) < self._world for each in self._shards()):
             self.hook.tft_pre_update_barrier(refuses=None)

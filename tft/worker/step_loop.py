@@ -72,6 +72,7 @@ class StepHooks:
     """
 
     capture: Callable[..., bytes]
+    opening: Callable[[], None] | None
     updated: Callable[[], None] | None
     end_step: Callable[..., bytes | None] | None
     backup: Callable[..., Callable[[], None] | None] | None
@@ -92,6 +93,7 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
 
     return StepHooks(
         capture=direct(hook.tft_capture),
+        opening=direct(hook.tft_opening) if present(hook.tft_opening) else None,
         updated=direct(hook.tft_updated) if present(hook.tft_updated) else None,
         end_step=direct(hook.tft_end_step) if present(hook.tft_end_step) else None,
         backup=present(hook.tft_backup),
@@ -482,7 +484,7 @@ class StepLoop:
 
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
         takes this rank out of the loop. Raises `UpdateRefused` if this rank or another rank refuses
-        the update.
+        the update, and `UsageError` if no fault could be repaired after it.
         """
         # end the previous step first, in case the loop has not marked its end
         self.end_last_step()
@@ -493,6 +495,8 @@ class StepLoop:
             self.observers.work.arrives()
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=False)
+        if self.hooks.opening is not None:
+            self.hooks.opening()
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
         # write the rank-local state to the page only if it has changed since the last capture:
