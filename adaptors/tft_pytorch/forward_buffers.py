@@ -12,6 +12,7 @@ torch's native kernels change running statistics without counting.
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ _KEPT = 4
 """The number of copies of the buffers that this process keeps if the buffers are too large for the
 rank-local state. One copy is of the last complete step. Three copies are of the present step: when
 the rank contributes to the last all-reduce, when the update window opens, and when the step is
-interrupted."""
+interrupted. A step that is complete also has one of the close of its window, until the next step."""
 
 
 @dataclass(slots=True)
@@ -63,6 +64,11 @@ class RunningBuffers:
         self._names: list[str] = []
         self._seen: list[_Seen] = []
         self._moving: set[int] = set()
+        self._uncounted: set[int] = set()
+        """The buffers of normalization layers, whose changes torch does not count."""
+        self._marks: dict[int, _Seen] = {}
+        """Each buffer in the copy of the close of the last window, with torch's count of its changes
+        then. Empty if the copy is in the rank-local state itself."""
         self._views: dict[int, tuple[Tensor, memoryview]] = {}
         self._kept: dict[bytes, list[Tensor]] = {}
         self._process = os.urandom(8)
@@ -86,8 +92,10 @@ class RunningBuffers:
         self.learn(model)
         self._slots = [(module._buffers, name) for module, name in slots]
         self._seen = [_Seen(None, 0) for _ in slots]
-        self._moving |= {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        norms = {i for i, (module, _) in enumerate(slots) if isinstance(module, _NormBase)}
+        self._uncounted, self._moving = norms, self._moving | norms
         self._views.clear()
+        self._marks.clear()
         self.rest()
 
     def learn(self, model: nn.Module) -> None:
@@ -111,6 +119,7 @@ class RunningBuffers:
         """
         self._slots, self._seen = [], []
         self._views.clear()
+        self._marks.clear()
 
     def rest(self) -> None:
         """
@@ -142,6 +151,8 @@ class RunningBuffers:
         if copy is None:
             self._count += 1
             copy = self._keep(present, self._process + self._count.to_bytes(8, "big"))
+        if closing:
+            self._marks = self._marked(present) if "kept" in copy else {}
         if closing or not self._begun:
             self._settled = copy
         if not self._begun:
@@ -158,12 +169,32 @@ class RunningBuffers:
         the update window of the same step closed. Since then the tail of the step may have changed
         the buffers.
 
-        Return `copy` unchanged if it is None, or if its content was too large and stayed in the
-        process.
+        Return `copy` unchanged if its content was too large and stayed in the process, and the tail
+        has not changed it.
         """
-        if not isinstance(copy, dict) or "bytes" not in copy:
+        if isinstance(copy, dict) and "kept" in copy and not self._changed_since(copy):
             return copy
         return self.copy(closing=True, room=room)
+
+    def _marked(self, present: list[tuple[int, Tensor]]) -> dict[int, _Seen]:
+        tensors = {index: self._tensor(index) for index, _ in present}
+        return {i: _Seen(t, 0 if t is None else t._version) for i, t in tensors.items()}
+
+    def _changed_since(self, copy: dict[str, Any]) -> bool:
+        """
+        Return True if the moving buffers are no longer those in `copy`, which was made when the
+        window closed. Compare only the content of buffers whose changes torch does not count: to
+        read large buffers in each step would take long.
+        """
+        self._notice()
+        present, kept = self._present(sorted(self._moving)), self._kept.get(copy["kept"])
+        if kept is None or [index for index, _ in present] != copy["at"]:
+            return True
+        counted = any(_moved(self._tensor(index), self._marks.get(index)) for index in copy["at"])
+        return counted or any(
+            index in self._uncounted and not torch.equal(tensor, content)
+            for (index, tensor), content in zip(present, kept, strict=True)
+        )
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
@@ -316,10 +347,7 @@ class RunningBuffers:
 
     def _notice(self) -> None:
         for index, seen in enumerate(self._seen):
-            tensor = self._tensor(index)
-            if tensor is not seen.tensor or (
-                tensor is not None and tensor._version != seen.changes
-            ):
+            if _moved(self._tensor(index), seen):
                 self._moving.add(index)
 
     def _inline(self, present: list[tuple[int, Tensor]], room: int) -> dict[str, object] | None:
@@ -353,6 +381,12 @@ class RunningBuffers:
             if oldest != settled:
                 del self._kept[oldest]
         return {"at": [index for index, _ in present], "kept": token}
+
+
+def _moved(tensor: Tensor | None, seen: _Seen | None) -> bool:
+    if seen is None or tensor is not seen.tensor:
+        return True
+    return tensor is not None and tensor._version != seen.changes
 
 
 def _lost(names: list[str]) -> str:

@@ -633,6 +633,66 @@ def test_buffers_first_changed_in_an_abandoned_step_are_rolled_back(size: int, s
     assert buffers() == expected
 
 
+class Averaging(nn.Module):
+    """
+    A model with a buffer that the script changes in the tail of a step, and a layer that changes
+    its own buffers in each forward pass.
+    """
+
+    mean: torch.Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.BatchNorm1d(size)
+        self.layer.num_batches_tracked = None  # so that torch counts no change of the buffers
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x: Any) -> Any:  # Any: as in torch
+        """
+        Normalize `x`.
+        """
+        return self.layer(x)
+
+
+@SIZES
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_buffers_changed_in_the_tail_are_those_of_the_end_of_the_step(
+    size: int, normalizes: bool
+) -> None:
+    """When the tail of a step changes a buffer of any size, by itself or in a forward pass, then an
+    abandoned step is undone to the end of that tail, and not to the close of the window."""
+    model = Averaging(size)
+    state = adopted(model)
+
+    def step() -> bytes:
+        model(torch.randn(2, size)).sum().backward()
+        state.capture()
+        closed = state.capture(closing=True)
+        if normalizes:
+            model(torch.randn(2, size))
+        else:
+            model.mean += 1
+        return state.end_step() or closed
+
+    def buffers() -> list[Any]:
+        return [buffer.tolist() for buffer in model.buffers()]
+
+    state.rollback(state.capture())
+    for _ in range(3):
+        local_state, expected = step(), buffers()
+        model(torch.randn(2, size))
+        state.capture()
+        state.clear()
+        assert buffers() == expected
+        state.rollback(local_state)
+        assert buffers() == expected
+    quiet = state.capture(closing=True)
+    state.end_step()
+    assert state.end_step() is None, "an unchanged tail has no state of its own"
+    state.rollback(quiet)
+    assert buffers() == expected
+
+
 def test_clear_keeps_a_shard_that_was_taken_from_another_rank() -> None:
     """When a second fault comes after a rank took a shard and before the rollback, then `clear`
     leaves the taken shard unchanged."""
