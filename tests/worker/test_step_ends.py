@@ -59,6 +59,14 @@ def says_itself(session):
         session.end_step()
 
 
+def hides(session):
+    end = getattr(session, "end_step")
+    while session.step < 100_000:
+        train_step()
+        wait("tail")
+        end()
+
+
 def breaks_off(session):
     for epoch in range(100_000):
         for step in session.steps(100_000):
@@ -115,13 +123,19 @@ async def frozen(stage: Stage) -> list[Position]:
     return [each.position for each in await done(stage, Freeze(**key(1), cause="a test"))]
 
 
-@pytest.mark.parametrize("tails", [False, True])
-async def test_end_of_the_first_step_follows_the_resume_order(stage: Stage, tails: bool) -> None:
-    """When the resume order says that steps have a tail, then each rank stands in the tail of its
-    first step after the window. Otherwise the step ends with its window."""
-    await enter(stage, "says_itself", "tail", tails=tails)
+@pytest.mark.parametrize(
+    ("loop", "tails", "tail"),
+    [("hides", False, False), ("hides", True, True), ("says_itself", False, True)],
+)
+async def test_first_step_has_a_tail_as_soon_as_that_is_known(
+    stage: Stage, loop: str, tails: bool, tail: bool
+) -> None:
+    """When the resume order, or the code of the loop, says that steps have a tail, then each rank
+    stands in the tail of its first step after the window. Otherwise the step ends with its window.
+    """
+    await enter(stage, loop, "tail", tails=tails)
     pipes = await reach(stage, "tail")
-    assert await frozen(stage) == [Position(step=1, window=False, tail=tails)] * 2
+    assert await frozen(stage) == [Position(step=1, window=False, tail=tail)] * 2
     for pipe in pipes:
         pipe.close()
 

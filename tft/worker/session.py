@@ -58,6 +58,7 @@ from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
 from tft.worker.step_gate import Gate
 from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
+from tft.worker.step_marks import marks_ends
 from tft.worker.work_clock import WorkClock
 
 log = structlog.get_logger()
@@ -292,6 +293,8 @@ class Session:
         `UsageError` if this method was called before: a job trains with one `train`.
         """
         self.begin()
+        if marks_ends(train, self):
+            self._loop.has_tails()
         while (order := self.obey()) != "complete":
             if order == "resume" and self._inside(partial(self._loop.train, partial(train, self))):
                 self._left(self._finished())
@@ -317,6 +320,10 @@ class Session:
         `session.steps` calls this. In a loop without `session.steps`, call it as the last line of
         each iteration. If a loop never calls it, each step ends with its update window. A fault
         after the window may then leave a tail that some ranks have executed and others have not.
+
+        `run` reads the code of `train` for such calls, so that the first step has a tail too. If a
+        call is hidden from it, for example in an object of another module, call this method once
+        before the first step. The call then says only that the loop marks the ends of its steps.
         """
         self._loop.end_step()
 

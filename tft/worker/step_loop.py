@@ -413,9 +413,23 @@ class StepLoop:
         """
         if not self.tails:  # first call: so far each step counted as ended with its window
             self.has_tails()
+            self._warn_of_tail(self.gate.completed)
             if self.hooks.end_step is not None:
                 self.hooks.end_step(tail=True)
         self.end_last_step()
+
+    def _warn_of_tail(self, step: int) -> None:
+        """
+        Log that what was due after `step` was done before the tail of the step, because it was not
+        known before that the loop marks the ends of its steps.
+        """
+        if step and (self.after.due(step) or self.periodic.due(step)):
+            log.warning(
+                "tail_not_known",
+                step=step,
+                why="functions after this step, or its checkpoint, came before the tail of the step: "
+                "call session.end_step() once before the first step",
+            )
 
     def has_tails(self) -> None:
         """
