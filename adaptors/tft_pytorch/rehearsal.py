@@ -39,12 +39,20 @@ class Rehearsal:
     so on close. In a long training so few checks cost next to nothing.
     """
 
-    def __init__(self, describe: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        describe: Callable[[], dict[str, Tensor]],
+        refuse_overlaps: Callable[[dict[str, Tensor]], None],
+    ) -> None:
         """
         `describe` is a function that makes the description of the state which another rank would
-        receive. `describe` raises `UsageError` for state that cannot be sent.
+        receive, and returns the tensors of this state. `describe` raises `UsageError` for state that
+        cannot be sent. `refuse_overlaps` raises `UsageError` for tensors that share memory.
         """
         self._describe = describe
+        self._refuse_overlaps = refuse_overlaps
+        self._refusal = ""
+        """Why the next update window is refused. Empty: it is not refused."""
         self._closed = 0
         self._optimizer: Optimizer | None = None
         self._others: Mapping[str, object] = {}
@@ -71,20 +79,22 @@ class Rehearsal:
         Check the state if a check is due. Called when an update window closes.
 
         Raises `UsageError` for state that cannot be moved to another rank. An incident would lose
-        such state.
+        such state, and so would a last checkpoint. Tensors that share memory can be written to a
+        checkpoint, so the method `opening` refuses the next window for them.
         """
         self._closed += 1
         if self._closed & (self._closed - 1) or self._optimizer is None:
             return
         kind = type(self._optimizer).__name__
         try:
-            self._describe()
+            tensors = self._describe()
         except UsageError as error:
-            raise UsageError(
-                f"after a step of {kind}, the state of the optimizer cannot be moved to another "
-                f"process, so no fault could be repaired: {error}. Use an optimizer whose state "
-                "has only tensors and plain values"
-            ) from None
+            raise UsageError(_immovable(kind, error)) from None
+        try:
+            self._refuse_overlaps(tensors)
+        except UsageError as error:
+            # not raised now: a last checkpoint can have this state, as soon as the step is complete
+            self._refusal = _immovable(kind, error)
         before, self._before = self._before, self._look()
         strange = sorted({_root(name) for name in self._changed(before, self._before)})
         if strange:
@@ -95,6 +105,14 @@ class Rehearsal:
                 f"others={{{strange[0]!r}: an object whose state_dict() and load_state_dict() have "
                 "it}"
             )
+
+    def opening(self) -> None:
+        """
+        Raise `UsageError` before an update window opens, if the last check has found tensors that
+        share memory. The state is whole then, so that a last checkpoint can be written.
+        """
+        if self._refusal:
+            raise UsageError(self._refusal)
 
     def _changed(self, before: Look, now: Look) -> Iterator[str]:
         assert self._optimizer is not None
@@ -140,6 +158,14 @@ def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
                 f"the tensor {name} is a {type(tensor).__name__} of layout {tensor.layout}; tft "
                 "can move only plain, dense tensors to another process"
             )
+
+
+def _immovable(kind: str, why: UsageError) -> str:
+    return (
+        f"after a step of {kind}, the state of the optimizer cannot be moved to another process, so "
+        f"no fault could be repaired: {why}. Use an optimizer whose state has only tensors and plain "
+        "values"
+    )
 
 
 def _values(kept: object) -> Iterable[object]:

@@ -179,7 +179,7 @@ class StateStore:
         self._wrappers = maker.wrappers
         self._local_state = RankLocalState(nn.Module(), data, rngs)
         self._rehearsal = Rehearsal(
-            lambda: self._overlaps.refuse_new(self._describe(), self._optimizers())
+            self._describe, lambda tensors: self._overlaps.refuse_new(tensors, self._optimizers())
         )
         self._generators = UnkeptGenerators(rngs if attributes else GLOBAL)
         self._settings = Settings()
@@ -268,10 +268,12 @@ class StateStore:
     def opening(self) -> None:
         """
         Check, before an update window opens, that the script has not changed which parameters are
-        trained. Raises `UsageError` if it has. The state is still that of the end of the step
-        before, so that a last checkpoint can be written.
+        trained, and that no tensors of the optimizer share memory. Raises `UsageError` otherwise.
+        The state is still that of the end of the step before, so that a last checkpoint can be
+        written.
         """
         self._trained.opening()
+        self._rehearsal.opening()
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
