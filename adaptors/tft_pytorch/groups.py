@@ -65,8 +65,8 @@ and again in two cases, because new connections may be made meanwhile:
 - A group that another thread is forming is given up.
 - Groups of a device are aborted. The first collectives of a group make connections.
 
-When an abort of NCCL groups begins, the first cut comes only after this time, because the abort has
-then reached all groups."""
+When an abort of groups of a device begins, the first cut comes only after this time, because the
+abort has then reached all groups."""
 
 _STAND_IN_AGAIN = 25
 """Once in this many cuts, the process also connects to its own listening sockets in the place of
@@ -315,7 +315,7 @@ class Groups:
 
         If the connections were cut before the abort, other ranks would see errors in collectives
         that they could still complete. Once the abort has begun, no collective with this rank can
-        be completed. NCCL's thread notices the abort only when one of its connections ends, or
+        be completed. The thread of the backend notices the abort only when one of its connections ends, or
         after half a second. And a communicator that is being made is not aborted at all: the thread
         that makes it waits for other ranks, until its sockets are cut.
         """

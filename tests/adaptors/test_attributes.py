@@ -251,17 +251,17 @@ def test_new_objects_are_shared_as_the_old_ones_were() -> None:
     """When two objects share a list that was made after the start, then they share the new one that
     they get. A random generator stays the same object."""
     one, other = Counter(), Counter()
-    watched = [Changes(one), Attributes(other)]
-    for each in watched:
-        each.noted()
+    changes, attributes = Changes(one), Attributes(other)
+    changes.noted()
+    attributes.noted()
     one.best = other.best = {"rows": [1]}
     one.other = rng = numpy.random.default_rng(1)
-    noted = [each.noted() for each in watched]
+    noted = changes.noted(), attributes.noted()
     drawn = rng.random()
     one.best["rows"].append(2)
     filled: Filled = {}
-    watched[0].put_back(placed(noted[0], CPU), CPU, filled)
-    watched[1].put_back(placed(noted[1], CPU), filled)
+    changes.put_back(placed(noted[0], CPU), CPU, filled)
+    attributes.put_back(placed(noted[1], CPU), filled)
     assert one.best is other.best
     assert one.best == {"rows": [1]}
     assert one.other is rng
