@@ -98,9 +98,11 @@ class Judge:
         `step` and later steps, because these steps are computed again. Forget all losses and norms
         if a process was replaced.
         """
+        # an adaptor may have a backward pass of its own while it builds wrappers, before `resume`
+        self._passes = 0
         if order != "regroup":
             return
-        self._found, self._passes = [], 0
+        self._found = []
         replaced = self._session.incarnations != self._incarnations
         self._incarnations = dict(self._session.incarnations)
         for history in (*self._losses, self._norms):

@@ -160,6 +160,8 @@ def test_losses_of_several_backward_passes_are_judged_apart() -> None:
     assert not one.tft_on_loss(WARM + 1, 1.0)
     assert not one.tft_on_loss(WARM + 1, 55.0)
     one.tft_on_order("regroup", 1, WARM + 1)
+    assert not one.tft_on_loss(WARM + 1, 0.0)  # of a wrapper that is built
+    one.tft_on_order("resume", 1, WARM + 1)
     assert one.tft_on_loss(WARM + 1, 55.0)
 
 
