@@ -267,12 +267,11 @@ class RankLocalState:
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators, the modes of the modules (training or
-        evaluation), their extra states and attributes, and the moving buffers. Return a function
-        that restores all of these.
+        evaluation), their extra states, and the moving buffers. Return a function that restores all
+        of these.
         """
         random_state, modes = self._random(), self.modes.present()
         buffers, extra = self.running.set_aside(), self.extra.noted()[0]
-        attributes = self.attributes.noted()[0]
 
         def put_back() -> None:
             self._put_random_back(random_state)
@@ -281,8 +280,6 @@ class RankLocalState:
                 buffers()
             if self.extra.noted()[0] != extra:
                 self.extra.put_back(extra)
-            if self.attributes.noted()[0] != attributes:
-                self.attributes.put_back(attributes)
 
         return put_back
 

@@ -118,20 +118,6 @@ def test_attribute_changed_in_the_tail_belongs_to_the_end_of_the_step() -> None:
     assert state.end_step() == ended
 
 
-def test_function_after_a_step_leaves_attributes_as_they_were() -> None:
-    """When a function that is called after a step runs the model, then the attributes are put back
-    afterwards: after an incident it may be called once more."""
-    model = Net()
-    state = begun(model)
-    changed(model)
-    before = found(model)
-    done = state.set_aside()
-    model(torch.ones(1, 4))
-    model.drop.p = 0.0
-    done()
-    assert found(model) == before
-
-
 def test_attributes_of_other_modules_are_kept() -> None:
     """When a module among the others changes an attribute, then a replacement gets it."""
     other, fresh = nn.Dropout(0.1), nn.Dropout(0.1)
