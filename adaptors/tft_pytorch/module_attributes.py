@@ -2,7 +2,7 @@
 Keeps the plain attributes of a model's modules that change while training, such as the probability
 of a dropout layer or a counter of forward passes, and finds those that cannot be kept.
 
-Numbers, texts, and tuples of them are kept. They may change at any place and differently on each
+Numbers, texts, and tuples of them are kept, unless the module also changes attributes that are not. They may change at any place and differently on each
 rank, so they are part of the rank-local state. Only changes since the start are noted, because most
 attributes never change. Tensors, lists and other objects are not kept: a script can keep them in
 buffers, or in an extra state.
@@ -61,6 +61,12 @@ class _Watched:
         """The attributes of a module of the user's class that are left alone."""
         self._read: Read = itemgetter(*self.start) if self.start else _nothing
         self._values = self._read(self.start)
+        self._objects = {name: id(each) for name, each in more.items() if name not in self.start}
+        """The other attributes at the start: which objects they were."""
+        self._mixed = False
+        """True if the module has also changed attributes that are not kept. Then none is kept: a
+        length without its cached tensor, for example, would be wrong, and the module computes both
+        anew."""
         self._number = len(self.fields)
         self._new: list[str] = []
         """The names of the attributes that the user's class has set since the start."""
@@ -84,9 +90,22 @@ class _Watched:
         # an attribute was deleted, or is now something like an array, which has no single result
         except Exception:  # noqa: BLE001 (a class of the user's may compare as it likes)
             values = _UNKNOWN
-        changed, before = tuple(self._changed()), self._last[1]
+        self._mixed = self._mixed or self._changes_others()
+        changed, before = () if self._mixed else tuple(self._changed()), self._last[1]
         self._last = values, before if before == changed else changed
         return self._last[1]
+
+    def _changes_others(self) -> bool:
+        """
+        Return True if an attribute that is not kept is another object than at the start, or is new.
+        """
+        if not self.users:
+            return False
+        fields, known = self.fields, self._objects
+        set_since = {*self._new, *self.start} - known.keys()
+        return any(id(fields.get(name)) != each for name, each in known.items()) or any(
+            not is_fixed(fields.get(name)) for name in set_since
+        )
 
     def _added(self) -> list[str]:
         known = self.but | self.start.keys()
@@ -105,9 +124,12 @@ class _Watched:
     def put_back(self, noted: Mapping[str, Any], left: frozenset[str]) -> None:
         """
         Set the changed attributes to `noted`, and all others to what they were at the start, except
-        those in `left` and those that cannot be kept.
+        those in `left` and those that cannot be kept. Do nothing if the module has changed others.
         """
-        for name, _ in self.changed():
+        changed = self.changed()
+        if self._mixed:
+            return
+        for name, _ in changed:
             if name in noted or name in left:
                 continue
             if name in self.start:

@@ -51,8 +51,29 @@ class Net(nn.Module):
         """
         self.calls += 1
         self.late = self.calls > 1
-        self.hidden = self.first(x)
-        return self.drop(self.hidden)  # type: ignore[no-any-return]  # torch has no types here
+        return self.drop(self.first(x))  # type: ignore[no-any-return]  # torch has no types here
+
+
+class Caches(nn.Module):
+    """
+    A layer that computes a table when the input is longer than before, as rotary embeddings do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.length = 0
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        Map (batch, length) to a tensor of the same shape.
+        """
+        if x.shape[1] > self.length:
+            self.length = x.shape[1]
+            self.table = torch.arange(self.length, dtype=torch.float32)
+        assert self.table is not None
+        return x * self.scale * self.table[: x.shape[1]]
 
 
 def begun(model: nn.Module, **others: nn.Module) -> StateStore:
@@ -102,6 +123,21 @@ def test_attributes_are_rolled_back_and_reach_a_replacement() -> None:
     for each in (state, other):
         each.rollback(at_start)
     assert found(model) == found(fresh) == [0, "no", 0.1, 1.0, Phase.EARLY]
+
+
+def test_number_beside_a_tensor_that_is_not_kept_is_left_alone() -> None:
+    """When a module changes a number together with a tensor that is not kept, such as the length of
+    a cached table, then a replacement gets neither, and computes both."""
+    model, fresh = Caches(), Caches()
+    state, other = begun(model), begun(fresh)
+    state.capture(closing=True)
+    model(torch.ones(1, 8))
+    noted = state.capture(closing=True)
+    other.rollback(noted)
+    assert (fresh.length, fresh.table) == (0, None)
+    assert fresh(torch.ones(1, 8)).equal(model(torch.ones(1, 8)))
+    state.rollback(noted)
+    assert model.length == 8
 
 
 def test_attribute_changed_in_the_tail_belongs_to_the_end_of_the_step() -> None:

@@ -176,12 +176,15 @@ class AfterSteps:
         An exception of the function is raised unchanged. Raises `UsageError` if the function has
         changed the training state, or has moved the data position. It takes time to digest the
         state, so the digests are compared only in the calls 1, 2, 4, 8 and so on of the function,
-        and in all other calls before which enough time has passed.
+        in all calls of a function that was seen to write to the state, and in all other calls
+        before which enough time has passed.
         """
         after.calls += 1
         began = _CLOCK.now()
         rare = after.cost <= _SHARE * (began - after.looked)
-        looks = rare or not after.calls & (after.calls - 1)
+        # a function that writes, such as an evaluation with averaged weights, is always compared: an
+        # incident may break it off, and it may have put everything back in a `finally`
+        looks = rare or after.writes or not after.calls & (after.calls - 1)
         watch = self._watch(after, step, digests() if looks else None)
         took = _CLOCK.now() - began
         try:
