@@ -219,7 +219,7 @@ class StateStore:
     def _watch(self, made: Made) -> None:
         parameters = named_parameters(made.model)
         others = others_of(made)
-        self._trained.watch(parameters, others.values())
+        self._trained.watch(parameters)
         self._contributions.watch(made.model, parameters.values())
         self._local_state.watch(made.model, parameters.values(), others)
         if self._attributes:

@@ -3,12 +3,10 @@ Checks that the set of trained parameters (`requires_grad`) does not change duri
 
 A wrapper such as DDP is built for the trained parameters. After an incident the wrapper is built
 again. A replacement process then has the trained parameters with which the script begins. So the
-set of trained parameters must stay the same during the whole training. Other modules that the
-script has handed over may have wrappers too, so their parameters are put back as well.
+set of trained parameters must stay the same during the whole training.
 """
 
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from operator import attrgetter
 
 from torch import nn
@@ -28,24 +26,13 @@ class Trained:
         self._names: list[str] = []
         self._parameters: list[nn.Parameter] = []
         self._flags: list[bool] = []
-        self._beside: list[tuple[nn.Parameter, bool]] = []
-        """The parameters of other modules, such as the discriminator of a GAN, each with whether it
-        was trained at first."""
 
-    def watch(self, parameters: Mapping[str, nn.Parameter], others: Iterable[object] = ()) -> None:
+    def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """
-        Note which of `parameters` are trained now, and which parameters of the modules among
-        `others`.
-
-        The parameters of `others` are only put back, and may change while training: a script may
-        train two models in turns, and hold the one still in some steps.
+        Note which of `parameters` are trained now.
         """
         self._names, self._parameters = list(parameters), list(parameters.values())
         self._flags = list(map(_FLAG, self._parameters))
-        known = set(self._parameters)
-        modules = [each for each in others if isinstance(each, nn.Module)]
-        beside = chain.from_iterable(module.parameters() for module in modules)
-        self._beside = [(each, each.requires_grad) for each in beside if each not in known]
 
     def let_go(self) -> None:
         """
@@ -82,6 +69,6 @@ class Trained:
         This is needed if a script changes `requires_grad` for a part of a step, and a fault
         interrupts the script in that part.
         """
-        for parameter, flag in (*zip(self._parameters, self._flags, strict=True), *self._beside):
+        for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

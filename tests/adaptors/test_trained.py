@@ -52,24 +52,6 @@ def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_frozen_parameters_of_another_module_are_unfrozen_after_a_fault() -> None:
-    """When a script holds the discriminator of a GAN still while it trains the generator, and the
-    step is abandoned there, then `clear` unfreezes the discriminator before its wrapper is built
-    again. Parameters that were frozen before training stay so, and no window is refused."""
-    model, other = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    other[0].bias.requires_grad_(False)
-    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    state = adopt({**parts, "others": {"discriminator": other, "again": model}}, None)
-    other.requires_grad_(False)
-    state.opening()
-    state.clear()
-    trained = {name for name, each in other.named_parameters() if each.requires_grad}
-    assert trained == {"0.weight", "1.weight", "1.bias"}
-    other.requires_grad_(True)
-    state.clear()
-    assert not other[0].bias.requires_grad
-
-
 @pytest.mark.soak
 def test_freezing_parameters_of_a_model_made_over_groups_is_refused() -> None:
     """When parameters of a model that a factory made over groups are frozen while training, then
