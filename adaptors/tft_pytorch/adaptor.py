@@ -113,7 +113,21 @@ def tft_adopt(
     parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
-    adopt_parts(parts, wrap, attributes=True)
+    adopt_parts(parts, wrap, attributes=not _left_by)
+
+
+_left_by: set[str] = set()
+"""The packages that drive the training loop of this process, and keep the attributes of modules in
+their own way."""
+
+
+def leave_attributes(package: str) -> None:
+    """
+    Let `package`, which drives the training loop, keep the attributes of modules and random
+    generators itself, also if the job runs with the adaptor `pytorch`. Call this before
+    `session.adopt`.
+    """
+    _left_by.add(package)
 
 
 # Any: the user's own objects; the function `adopt` checks their types

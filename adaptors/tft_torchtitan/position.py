@@ -22,6 +22,9 @@ class Position:
     whose loader it reads is made again after each incident, and is passed to `attach`.
     """
 
+    tft_position_of_loop = True
+    """The position moves in the tail of a step too, so the audit does not watch it there."""
+
     def __init__(self) -> None:
         self._loader: Any = None  # Any: what the loader's `state_dict` returns
         """The state of the loader. None means that the loader is as the trainer's constructor has

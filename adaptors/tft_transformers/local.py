@@ -30,6 +30,9 @@ class Local:
     that, because it first restores the state that it noted when it began.
     """
 
+    tft_position_of_loop = True
+    """The position moves in the tail of a step too, so the audit does not watch it there."""
+
     def __init__(self, source: Source, trainer: Any) -> None:
         """
         `trainer` is a `transformers.Trainer`, which has no types.

@@ -205,6 +205,9 @@ class Audit:
     failed: Callable[[BaseException, bool], None]
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
+    leaves_data: bool = False
+    """True if `data` of `session.adopt` is the position of a framework's loop. That position moves in
+    the tail of a step although the tail takes no batch."""
     _ahead: _Ahead = field(default_factory=_Ahead)
     _again: _Again = field(default_factory=_Again)
     _steps: int = 0
@@ -486,7 +489,7 @@ class Audit:
         A loop that takes only the next batch in the tail is not reported: an incident restores the
         data position, and the loop takes the same batch again.
         """
-        if self._generators().get(DATA) == ended.data:
+        if self.leaves_data or self._generators().get(DATA) == ended.data:
             return
         what = f"the loop takes data in the tail of step {ended.step} (before {ended.line}), and again before the update window of step {ended.step + 1}"
         self.findings.report(
