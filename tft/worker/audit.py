@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from types import CodeType, FrameType
@@ -112,6 +112,9 @@ class _Ahead:
     What the audit knows about batches and random numbers that the loop draws before its first step.
     """
 
+    position: bool = False
+    """True if `data` of `session.adopt` is the position of a framework's loop. That position moves in
+    the tail of a step although the tail takes no batch."""
     entry: Mapping[str, str] | None = None
     """The digests of generators and data position when the user's function was called. None once
     the first step of that function has begun."""
@@ -205,9 +208,6 @@ class Audit:
     failed: Callable[[BaseException, bool], None]
     awake: Callable[[], None]
     position: Callable[[], tuple[int, bool]]
-    leaves_data: bool = False
-    """True if `data` of `session.adopt` is the position of a framework's loop. That position moves in
-    the tail of a step although the tail takes no batch."""
     _ahead: _Ahead = field(default_factory=_Ahead)
     _again: _Again = field(default_factory=_Again)
     _steps: int = 0
@@ -226,6 +226,12 @@ class Audit:
         """
         self._shards = tuple(shards)
         self._watch(None)
+
+    def leave_position(self) -> None:
+        """
+        Do not watch `data` in the tail of a step, because it is the position of a framework's loop.
+        """
+        self._ahead.position = True
 
     @property
     def inexact(self) -> Sequence[str]:
@@ -251,7 +257,9 @@ class Audit:
         position if the next step is audited, and the rest if the function is called again. Return
         True if it is called again: then `first_step` must be called too.
         """
-        self._ahead = _Ahead(self._generators()) if audited else _Ahead()
+        self._ahead = replace(
+            self._ahead, entry=self._generators() if audited else None, early={}, head={}
+        )
         self._again = _Again()
         if self.position()[0] > 0:
             self._again = _Again(self._look() if audited else self._glance(), audited)
@@ -489,7 +497,7 @@ class Audit:
         A loop that takes only the next batch in the tail is not reported: an incident restores the
         data position, and the loop takes the same batch again.
         """
-        if self.leaves_data or self._generators().get(DATA) == ended.data:
+        if self._ahead.position or self._generators().get(DATA) == ended.data:
             return
         what = f"the loop takes data in the tail of step {ended.step} (before {ended.line}), and again before the update window of step {ended.step + 1}"
         self.findings.report(

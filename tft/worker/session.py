@@ -262,9 +262,8 @@ class Session:
         )
         self._loop.watch_work(self._hook)
         self._hook.tft_adopt(parts=parts, wrap=wrap)
-        if self._loop.audit is not None:
-            of_loop = getattr(parts.get("data"), "tft_position_of_loop", False)
-            self._loop.audit.leaves_data = bool(of_loop)
+        if self._loop.audit and getattr(parts.get("data"), "tft_position_of_loop", False):
+            self._loop.audit.leave_position()
         if own is not None:
             self._saving.give(own)
         self._loop.periodic.check()
