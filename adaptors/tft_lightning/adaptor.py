@@ -3,9 +3,6 @@ The hooks of the adaptor for Lightning: those of the adaptor for PyTorch, and a 
 Lightning. tft finds this module through the adaptor's Python entry point.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from tft_pytorch import adaptor as _pytorch
 from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
@@ -20,13 +17,3 @@ def tft_preload() -> None:
     import tft_lightning.strategy  # noqa: F401 (the script imports it, and Lightning with it)
 
     _pytorch.tft_preload()
-
-
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
-def tft_adopt(
-    # Any: the user's own objects
-    parts: Mapping[str, Any],
-    wrap: Callable[[], Any] | None,
-) -> None:
-    # `kept_attributes` keeps those of modules
-    _pytorch.adopt_parts(parts, wrap, attributes=False)

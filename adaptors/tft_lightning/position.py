@@ -56,7 +56,7 @@ class Position:
     """
 
     tft_position_of_loop = True
-    """The position moves in the tail of a step too, so the audit does not watch it there."""
+    """See `tft.spi.is_position_of_loop`."""
 
     def __init__(self, trainer: Trainer, kept: KeptAttributes, watched: Watched) -> None:
         self._trainer = trainer

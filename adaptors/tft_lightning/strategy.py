@@ -18,7 +18,6 @@ from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from tft_pytorch.adaptor import leave_attributes
 from torch import Tensor
 
 import tft
@@ -189,7 +188,6 @@ class TftStrategy(DDPStrategy):  # type: ignore[misc]  # it has no types here
         """
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         scaler = getattr(self.precision_plugin, "scaler", None)
-        leave_attributes(__package__)
         session.adopt(
             model=self.lightning_module,
             optimizer=self.optimizers[0],

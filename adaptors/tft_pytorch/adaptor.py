@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.spi import FaultKind, Guard, Numbers, StateHooks, hookimpl
+from tft.spi import FaultKind, Guard, Numbers, StateHooks, hookimpl, is_position_of_loop
 from tft_pytorch import step_numbers
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.factory_maker import adopt_make
@@ -113,32 +113,8 @@ def tft_adopt(
     parts: Mapping[str, Any],
     wrap: Callable[[], Any] | None,
 ) -> None:
-    adopt_parts(parts, wrap, attributes=not _left_by)
-
-
-_left_by: set[str] = set()
-"""The packages that drive the training loop of this process, and keep the attributes of modules in
-their own way."""
-
-
-def leave_attributes(package: str) -> None:
-    """
-    Let `package`, which drives the training loop, keep the attributes of modules and random
-    generators itself, also if the job runs with the adaptor `pytorch`. Call this before
-    `session.adopt`.
-    """
-    _left_by.add(package)
-
-
-# Any: the user's own objects; the function `adopt` checks their types
-def adopt_parts(
-    parts: Mapping[str, Any], wrap: Callable[[], Any] | None, *, attributes: bool
-) -> None:
-    """
-    Make the training state of this process from the user's objects. `attributes` says whether plain
-    attributes of modules are kept. Adaptors of frameworks that keep attributes themselves call this
-    with False.
-    """
+    # a framework's loop keeps the attributes of modules in its own way
+    attributes = not is_position_of_loop(parts.get("data"))
     contributing = _torch.contributing
     if "make" in parts:
         _hooks.adopted = adopt_make(parts, wrap, contributing, attributes=attributes)

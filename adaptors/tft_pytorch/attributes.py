@@ -24,11 +24,10 @@ from tft.spi.plain_values import (
     NotPlain,
     OwnedObjects,
     equal,
-    has_marks,
     size_of,
 )
 from tft_pytorch.plain_values import (
-    into,
+    into_owned,
     is_fixed,
     marked,
     may_be_plain,
@@ -283,10 +282,8 @@ class Changes:
 
     # Any: a result of `placed`
     def _set(self, name: str, value: Any, filled: Filled) -> None:
-        attributes, whole = vars(self._owner), not has_marks(value)
-        attributes[name] = into(attributes.get(name), value, filled, self._owned.by(name))
-        if whole:
-            self._owned.begin({name: attributes[name]})
+        attributes = vars(self._owner)
+        attributes[name] = into_owned(attributes.get(name), value, filled, self._owned, name)
 
     def _settle(self) -> None:
         plain_names = [name for name, _ in self._plain()] if not self._owned.settled else []

@@ -93,4 +93,5 @@ _VALUES = PlainValues(
 # on the device that is passed to `placed`, because a state may come from another rank, which has
 # another device.
 plain, placed, marked = _VALUES.plain, _VALUES.placed, _VALUES.marked
-may_be_plain, into, put_back = _VALUES.may_be_plain, _VALUES.into, _VALUES.put_back
+may_be_plain, put_back = _VALUES.may_be_plain, _VALUES.put_back
+into, into_owned = _VALUES.into, _VALUES.into_owned

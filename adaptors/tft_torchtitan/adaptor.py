@@ -6,9 +6,6 @@ The hooks are those of the adaptor for PyTorch, except that modules for TorchTit
 early too.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from tft_pytorch import adaptor as _pytorch
 from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
@@ -20,13 +17,3 @@ from tft_torchtitan.preload import preload
 def tft_preload() -> None:
     _pytorch.tft_preload()
     preload()
-
-
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
-def tft_adopt(
-    # Any: the user's own objects
-    parts: Mapping[str, Any],
-    wrap: Callable[[], Any] | None,
-) -> None:
-    # attributes of the modules of TorchTitan are bookkeeping of their own
-    _pytorch.adopt_parts(parts, wrap, attributes=False)

@@ -5,7 +5,6 @@ The functions that a training script calls.
 from typing import Any
 
 import torch
-from tft_pytorch.adaptor import leave_attributes
 
 import tft
 from tft.errors import JobEnded
@@ -58,7 +57,6 @@ def train(config: Any) -> tft.Session:  # Any: a `Trainer.Config`, which has no 
     job = TitanJob(session, config, export)
     # keep all three kinds of random generators, because a dataset may draw from any of them when
     # its items are read
-    leave_attributes(__package__)
     session.adopt(make=job.make, data=job.position, rng=("torch", "python", "numpy"))
     session.after_step(job.after)
     try:

@@ -5,10 +5,6 @@ point.
 The hooks are those of the adaptor for PyTorch, except that Transformers is imported early too.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from tft_pytorch import adaptor as _pytorch
 from tft_pytorch.adaptor import *  # noqa: F403 (all hooks, and those that will be added)
 
 from tft.spi import hookimpl
@@ -20,13 +16,3 @@ def tft_preload() -> None:
     from tft_transformers.preload import preload
 
     preload()
-
-
-@hookimpl  # type: ignore[no-redef]  # in the place of the imported one
-def tft_adopt(
-    # Any: the user's own objects
-    parts: Mapping[str, Any],
-    wrap: Callable[[], Any] | None,
-) -> None:
-    # attributes of the modules of Transformers are bookkeeping of their own
-    _pytorch.adopt_parts(parts, wrap, attributes=False)

@@ -31,7 +31,7 @@ class Local:
     """
 
     tft_position_of_loop = True
-    """The position moves in the tail of a step too, so the audit does not watch it there."""
+    """See `tft.spi.is_position_of_loop`."""
 
     def __init__(self, source: Source, trainer: Any) -> None:
         """

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import torch
 import transformers.trainer
-from tft_pytorch.adaptor import leave_attributes
 from tft_pytorch.generators import generators, restore
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -101,7 +100,6 @@ class Training:
         book.epoch, book.done = epoch, done
         book.end_step()
         stand_aside()
-        leave_attributes(__package__)
         self.session.adopt(
             model=trainer.model,
             optimizer=optimizer,

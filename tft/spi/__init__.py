@@ -34,7 +34,14 @@ from tft.spi.faults import TrainingFault
 from tft.spi.markers import hookimpl, hookspec
 from tft.spi.options import starts_controller
 from tft.spi.plugin import PluginSpecs
-from tft.spi.state import StateHooks, TrainingState, check_parts, part_digests, skip_batches
+from tft.spi.state import (
+    StateHooks,
+    TrainingState,
+    check_parts,
+    is_position_of_loop,
+    part_digests,
+    skip_batches,
+)
 from tft.spi.types import (
     Advice,
     Buffer,
@@ -110,6 +117,7 @@ __all__ = [
     "digest_parts",
     "hookimpl",
     "hookspec",
+    "is_position_of_loop",
     "leave_word",
     "pack",
     "part_digests",

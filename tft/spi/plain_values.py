@@ -267,6 +267,21 @@ class PlainValues:
         del filled[id(old)]
         return _unmarked(old, found)
 
+    # Any: attributes may have any type
+    def into_owned(
+        self, old: Any, value: Any, filled: Filled, owned: "OwnedObjects", name: str
+    ) -> Any:
+        """
+        Return what the attribute `name` gets in the place of `old`, as `into` does. `owned` has the
+        objects that the owner's attributes have had since before training. A new object that stands
+        for such an object is added to them.
+        """
+        whole = not has_marks(value)
+        found = self.into(old, value, filled, owned.by(name))
+        if whole:
+            owned.begin({name: found})
+        return found
+
     def _new(self, old: Any, value: Any, filled: Filled) -> Any:
         """
         Return a new object with the content of `value`, to take the place of `old`. Attributes that
@@ -295,11 +310,10 @@ class PlainValues:
         """
         present, filled = vars(owner), {} if filled is None else filled
         for name, value in attributes.items():
-            owns = owned.by(name) if owned else None
-            whole = not has_marks(value)
-            found = self.into(present.get(name), value, filled, owns)
-            if owned and whole:
-                owned.begin({name: found})
+            if owned:
+                found = self.into_owned(present.get(name), value, filled, owned, name)
+            else:
+                found = self.into(present.get(name), value, filled)
             setattr(owner, name, found)
 
     def _into(self, old: Any, value: Any, filled: Filled, owns: Owns | None) -> Any:

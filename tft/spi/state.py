@@ -64,6 +64,16 @@ def skip_batches(data: Any, batches: int) -> None:  # Any: the user's data objec
     data.skip(batches)
 
 
+def is_position_of_loop(data: object) -> bool:
+    """
+    Return True if `data` of `session.adopt` is the position of a framework's training loop. Its class
+    says so by an attribute `tft_position_of_loop`. Such a position moves in the tail of a step
+    although no batch is taken there, and the package that has made it keeps the attributes of
+    modules itself.
+    """
+    return bool(getattr(data, "tft_position_of_loop", False))
+
+
 class TrainingState(Protocol):
     """
     The methods of an object that holds the training state of a process.

@@ -42,6 +42,7 @@ from tft.protocol.messages import (
     Save,
     Stop,
 )
+from tft.spi.state import is_position_of_loop
 from tft.spi.types import Made, ShardPayload
 from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
@@ -262,7 +263,7 @@ class Session:
         )
         self._loop.watch_work(self._hook)
         self._hook.tft_adopt(parts=parts, wrap=wrap)
-        if self._loop.audit and getattr(parts.get("data"), "tft_position_of_loop", False):
+        if self._loop.audit and is_position_of_loop(parts.get("data")):
             self._loop.audit.leave_position()
         if own is not None:
             self._saving.give(own)
