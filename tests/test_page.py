@@ -153,11 +153,18 @@ def digest(step: int, number: int = 0) -> SliceDigest:
     )
 
 
+def post(page: Page, digest: SliceDigest) -> None:
+    page.post(
+        (digest.incident, digest.round), digest.step, digest.number, digest.of, digest.shard,
+        digest.digest,
+    )  # fmt: skip
+
+
 def test_reader_finds_the_newest_digests_in_their_order(page: Page) -> None:
     """When more digests were posted than a reader gets, then it gets the newest ones, the oldest of
     them first."""
     for step in range(1, 301):
-        page.post(digest(step, number=step % 48 - 1))
+        post(page, digest(step, number=step % 48 - 1))
     assert page.posted() == 300
     assert page.digests() == tuple(digest(s, s % 48 - 1) for s in range(237, 301))
 
@@ -169,7 +176,7 @@ def test_digests_do_not_touch_what_else_is_on_the_page(page: Page) -> None:
     page.capture(7, b"x" * CAPTURE_LIMIT, True)
     page.keeps(6)
     for step in range(1, 1000):
-        page.post(digest(step))
+        post(page, digest(step))
     assert page.position() == Position(step=7, window=False, tail=True)
     assert (page.kept(), page.local_states()) == (6, {7: b"x" * CAPTURE_LIMIT})
 
@@ -177,7 +184,7 @@ def test_digests_do_not_touch_what_else_is_on_the_page(page: Page) -> None:
 def test_digest_that_is_being_overwritten_is_left_out(page: Page) -> None:
     """When a process dies while it overwrites a digest, then a reader gets the other ones only."""
     for step in (1, 2, 3):
-        page.post(digest(step))
+        post(page, digest(step))
     os.pwrite(page.fd, bytes(8), 8 * (RING + ENTRY_WORDS))
     assert page.digests() == (digest(1), digest(3))
 

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from struct import Struct
 
 import xxhash
 
@@ -60,6 +61,8 @@ entry while it is read."""
 # entries, and the number of words in an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
+_CONTENTS = Struct("@5Q")
+"""The words of an entry from `_ATTEMPT` to `_CONTENT`, which are written at once."""
 _REPEATED = 64
 """The highest number of slice digests that one call of `digests` returns. The call returns the
 newest digests."""
@@ -331,23 +334,28 @@ class Page:
         words[header + _TAG] = tag
         words[_CAPTURED] += 1
 
-    def post(self, digest: SliceDigest) -> None:
+    def post(
+        self, attempt: tuple[int, int], step: int, number: int, of: int, shard: int, digest: int
+    ) -> None:
         """
-        Write the digest of a slice to the ring buffer on the page, from which the agent sends it
-        with its next heartbeats. Any thread of the rank's process may call this, but only one
-        thread at a time.
+        Write the digest of a slice (see `SliceDigest`) to the ring buffer on the page, from which
+        the agent sends it with its next heartbeats. `attempt` has the numbers of the incident and
+        the round. Any thread of the rank's process may call this, but only one thread at a time.
         """
-        words, number = self._words, self._words[_POSTED]
-        start = RING + number % _ENTRIES * ENTRY_WORDS
+        # take plain values instead of a `SliceDigest`: it would take as long to make one as to write
+        # the values, and this method is called in each step
+        words, count = self._words, self._words[_POSTED]
+        start = RING + count % _ENTRIES * ENTRY_WORDS
+        incident, round_ = attempt
+        content = _CONTENTS.pack(
+            _joined(incident, round_), step, _joined(number + 1, of), shard, digest
+        )
+        first = 8 * (start + _ATTEMPT)
         words[start + _STAMP] = 0  # the stamp 0 makes readers skip the entry while it is written
-        words[start + _ATTEMPT] = _joined(digest.incident, digest.round)
-        words[start + _STEP] = digest.step
-        words[start + _SLICE] = _joined(digest.number + 1, digest.of)
-        words[start + _SHARD] = digest.shard
-        words[start + _CONTENT] = digest.digest
-        words[start + _CHECK] = _check(words[start + _ATTEMPT : start + _CHECK], number)
-        words[start + _STAMP] = number + 1
-        words[_POSTED] = number + 1
+        self._bytes[first : first + len(content)] = content
+        words[start + _CHECK] = _check(content, count)
+        words[start + _STAMP] = count + 1
+        words[_POSTED] = count + 1
 
     def post_work(
         self, step: int, input_: float, compute: float, update: float, waited: float
@@ -603,7 +611,7 @@ def _split(word: int) -> tuple[int, int]:
     return word >> 32, word & _LOW_HALF
 
 
-def _check(words: memoryview, number: int) -> int:
+def _check(words: memoryview | bytes, number: int) -> int:
     """
     Return the check word of an entry in the ring buffer of slice digests: a digest of the entry's
     content (`words`) and of the entry's number.

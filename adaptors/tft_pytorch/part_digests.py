@@ -87,10 +87,11 @@ def slice_content(
     """
     Return the content of a shard that its holders compare with each other, slice by slice.
 
-    `meta` is the packed description of the shard, `tensors` are the shard's tensors by name. The
-    keys of `own` are the names of module buffers. These buffers are left out. Some of the buffers
-    differ between ranks, and the ranks do not agree on which buffers differ: each rank knows only
-    the buffers that it has seen change. Settings of parameter groups, such as a learning rate that
+    `meta` is the packed description of the shard, without the bucket layouts of DDP, which may
+    differ between ranks (see `plain_parts`). `tensors` are the shard's tensors by name. The keys of
+    `own` are the names of module buffers. These buffers are left out. Some of the buffers differ
+    between ranks, and the ranks do not agree on which buffers differ: each rank knows only the
+    buffers that it has seen change. Settings of parameter groups, such as a learning rate that
     is a tensor, are left out too: a script may set them at the head of its next step.
     """
     kept = {
@@ -99,7 +100,7 @@ def slice_content(
         if name not in own and not name.startswith(_SETTINGS)
     }
     return SliceContent(
-        head=pack(plain_parts(meta)),
+        head=meta,
         buffers=tuple(offered(name, tensor) for name, tensor in kept.items()),
         identity=tuple(_place(tensor) for tensor in kept.values()),
     )

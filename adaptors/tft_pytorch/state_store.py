@@ -688,7 +688,7 @@ class StateStore:
         """
         content = self.content(shard)
         own = self._local_state.running.own(content.tensors)
-        return slice_content(content.meta(), content.tensors, own)
+        return slice_content(replace(content, layouts=None).meta(), content.tensors, own)
 
     def contribution(self) -> int | None:
         """

@@ -6,7 +6,6 @@ import pytest
 
 from tft.agent.ranks import MANY, PARTS, _RankState
 from tft.page import Page
-from tft.protocol.messages import SliceDigest
 
 
 @pytest.fixture
@@ -22,11 +21,7 @@ def post(rank: _RankState, step: int, of: int, shards: int = 1) -> None:
     Post the digests of the slices of one step.
     """
     for shard in range(shards):
-        rank.page.post(
-            SliceDigest(
-                incident=0, round=1, step=step, number=step % of, of=of, shard=shard, digest=step
-            )
-        )
+        rank.page.post((0, 1), step, number=step % of, of=of, shard=shard, digest=step)
 
 
 @pytest.mark.parametrize(("of", "steps"), [(1, 1), (8, 1), (48, 48 // PARTS)])

@@ -26,6 +26,7 @@ class Adaptor:
 
     def __init__(self, size: int) -> None:
         self.memory = bytearray(range(256)) * (size // 256)
+        self.head = b"head"
         self.moved = 0
         self.listed = 0
         self.asked = 0
@@ -34,7 +35,7 @@ class Adaptor:
     def tft_slices(self, shard: str) -> SliceContent:
         self.listed += 1
         buffers = (Buffer(name="values", view=memoryview(self.memory)),)
-        return SliceContent(head=b"head", buffers=buffers, identity=(self.moved,))
+        return SliceContent(head=self.head, buffers=buffers, identity=(self.moved,))
 
     @hookimpl
     def tft_contribution(self) -> int:
@@ -102,6 +103,21 @@ def test_memory_that_stays_is_listed_once_in_a_cycle(page: Page) -> None:
     assert adaptor.listed < 2 * OF
     digests = {each.step: each.digest for each in page.digests()}
     assert len(set(digests.values())) == 3 * OF
+
+
+def test_new_settings_change_the_digest_of_slice_0(page: Page) -> None:
+    """When a setting of a shard changes while its memory stays, then the next digest of slice 0
+    differs, also after many cycles. The digests of the other slices stay."""
+    adaptor = Adaptor(1024)
+    made = slices(adaptor, page, 3)
+    for step in range(1, 4 * OF):
+        made.digest(step, step % OF, OF)
+    old = {each.number: each.digest for each in page.digests()}
+    adaptor.head = b"other"
+    for step in range(4 * OF, 5 * OF):
+        made.digest(step, step % OF, OF)
+    new = {each.number: each.digest for each in page.digests()}
+    assert [number for number in range(OF) if new[number] != old[number]] == [0]
 
 
 def test_memory_that_was_replaced_is_read_after_the_next_listing(page: Page) -> None:

@@ -31,6 +31,9 @@ class Observers:
     def __init__(self, plugins: pluggy.PluginManager) -> None:
         self._plugins = plugins
         self._watchers: list[object] = []
+        self._methods: dict[str, list[tuple[object, Callable[..., object]]]] = {}
+        """Maps the name of a hook to the observers that have a method with this name, and to the
+        method. Filled when the hook is first called, because some hooks are called in each step."""
         self.watch_windows = False
         """True if an observer wants to be called for each update window that closes. Otherwise the
         training thread skips the call."""
@@ -76,6 +79,7 @@ class Observers:
         Notify the plugins that `tft.init` has succeeded, and keep the observers that they return.
         """
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
+        self._methods = {}
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
         self.watch_tails = any(hasattr(w, "tft_on_tail_ending") for w in self._watchers)
         self.watch_ends = any(hasattr(w, "tft_on_step_ended") for w in self._watchers)
@@ -163,11 +167,13 @@ class Observers:
         self._ask(hook, **facts)
 
     def _ask(self, hook: str, **facts: object) -> list[object]:
+        methods = self._methods.get(hook)
+        if methods is None:
+            methods = self._methods[hook] = [
+                (each, getattr(each, hook)) for each in self._watchers if hasattr(each, hook)
+            ]
         answers = []
-        for watcher in self._watchers:
-            method: Callable[..., object] | None = getattr(watcher, hook, None)
-            if method is None:
-                continue
+        for watcher, method in methods:
             try:
                 answers.append(method(**facts))
             except FAILURES as error:

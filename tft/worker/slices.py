@@ -16,7 +16,7 @@ import xxhash
 from tft.core.link.slice_comparison import CONTRIBUTION
 from tft.page import Page
 from tft.plugins import direct
-from tft.protocol.messages import ShardCopies, SliceDigest
+from tft.protocol.messages import ShardCopies
 from tft.spi.types import Buffer, DeviceBuffer, SliceContent
 
 AT_ONCE = 128 * 1024
@@ -30,7 +30,11 @@ class _Listed:
     The memory of one shard, as the adaptor has listed it.
     """
 
-    content: SliceContent
+    head: bytes
+    """The values of the shard that are not in tensors, as they were at the last listing."""
+    buffers: tuple[Buffer | DeviceBuffer, ...]
+    identity: tuple[int, ...]
+    """A number for each buffer, from which one can tell whether the buffer has moved in memory."""
     offsets: list[int]
     """The byte at which each buffer begins, counted from the first buffer of the shard. The last
     entry is the byte at which the last buffer ends."""
@@ -48,9 +52,15 @@ class _Listed:
             if begin >= last:
                 break
             if end > first:
-                buffer = self.content.buffers[index]
+                buffer = self.buffers[index]
                 found.append((buffer, max(first, begin) - begin, min(last, end) - begin))
         return found
+
+    def same_memory(self, other: "_Listed") -> bool:
+        """
+        Return whether the buffers of both listings are the same pieces of memory.
+        """
+        return self.identity == other.identity and self.offsets == other.offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +69,8 @@ class _Slice:
     One slice of every shard.
     """
 
-    parts: list[tuple[int, bytes, list[tuple[Buffer | DeviceBuffer, int, int]]]]
-    """For each shard: its number, the description of the shard (only in slice 0, otherwise empty),
-    and the parts of buffers that belong to this slice."""
+    parts: list[tuple[int, str, list[tuple[Buffer | DeviceBuffer, int, int]]]]
+    """For each shard: its number, its name, and the parts of buffers that belong to this slice."""
     large: bool
     """True if the slice takes too long to be digested on the training thread."""
 
@@ -83,9 +92,6 @@ class Slices:
         self._cut: dict[int, _Slice] = {}
         """Maps the number of a slice to the slice. A slice is cut out of the listed memory when it
         is first needed."""
-        self._identity: list[tuple[int, ...]] = []
-        """For each shard, numbers from which one can tell whether its buffers have moved in memory.
-        The adaptor gave them when it last listed the shard."""
         self._steady = 0
         """The number of listings in a row in which every buffer was at the same place in memory.
         When it reaches the number of slices, the adaptor is asked less often (see
@@ -119,7 +125,7 @@ class Slices:
         """
         self._attempt = (incident, round_)
         self.forget()
-        self._identity, self._steady = [], 0
+        self._steady = 0
 
     def forget(self) -> None:
         """
@@ -142,29 +148,28 @@ class Slices:
         self._list_again(number, of)
         contributed = None if self._contribution is None else self._contribution()
         if contributed is not None:
-            self._post(step, CONTRIBUTION, of, 0, contributed, self._attempt)
+            self._page.post(self._attempt, step, CONTRIBUTION, of, 0, contributed)
         cut = self._cut.get(number)
         if cut is None:
             cut = self._cut[number] = self._cut_out(number, of)
+        # the description of a shard belongs to its slice 0
+        heads = [self._listed[shard].head if number == 0 else b"" for _, shard, _ in cut.parts]
+        work = partial(self._digest, step, number, of, cut, heads, self._attempt)
         if cut.large:
-            return partial(self._digest, step, number, of, cut, self._attempt)
-        self._digest(step, number, of, cut, self._attempt)
+            return work
+        work()
         return None
 
     def _digest(
-        self, step: int, number: int, of: int, cut: _Slice, attempt: tuple[int, int]
-    ) -> None:
-        for index, head, pieces in cut.parts:
-            self._post(step, number, of, index, _digest(head, pieces), attempt)
+        self, step: int, number: int, of: int, cut: _Slice, heads: Sequence[bytes],
+        attempt: tuple[int, int],
+    ) -> None:  # fmt: skip
+        for head, (index, _, pieces) in zip(heads, cut.parts, strict=True):
+            self._page.post(attempt, step, number, of, index, _digest(head, pieces))
 
     def _cut_out(self, number: int, of: int) -> _Slice:
         parts = [
-            (
-                index,
-                self._listed[shard].content.head if number == 0 else b"",
-                self._listed[shard].pieces(number, of),
-            )
-            for index, shard in self._shards
+            (index, shard, self._listed[shard].pieces(number, of)) for index, shard in self._shards
         ]
         pieces = [piece for _, _, found in parts for piece in found]
         return _Slice(
@@ -184,32 +189,30 @@ class Slices:
         if self._listed and self._steady >= of and number > 0:
             return
         assert self._list is not None
-        # Drop the last listing after the new one is made: some of its buffers may be copies, and a
-        # new copy in the memory of a freed one would count as memory that has stayed the same.
-        listed = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
+        # Make the new listing before the last one is dropped: some buffers of the last one may be
+        # copies, and a new copy in the memory of a freed one would count as memory that has stayed
+        # the same.
+        found = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
+        if self._listed and all(
+            self._listed[name].same_memory(each) for name, each in found.items()
+        ):
+            # keep the slices that are cut out already
+            for name, each in found.items():
+                self._listed[name].head = each.head
+            self._steady += 1
+            return
         self.forget()
-        self._listed = listed
-        before, self._identity = (
-            self._identity,
-            [each.content.identity for each in self._listed.values()],
-        )
-        self._steady = self._steady + 1 if self._identity == before else 0
-
-    def _post(
-        self, step: int, number: int, of: int, shard: int, digest: int, attempt: tuple[int, int],
-    ) -> None:  # fmt: skip
-        incident, round_ = attempt
-        self._page.post(
-            SliceDigest(
-                incident=incident, round=round_, step=step, number=number, of=of, shard=shard,
-                digest=digest,
-            )
-        )  # fmt: skip
+        self._listed, self._steady = found, 0
 
 
 def _list(content: SliceContent) -> _Listed:
     sizes = accumulate(each.size for each in content.buffers)
-    return _Listed(content=content, offsets=[0, *sizes])
+    return _Listed(
+        head=content.head,
+        buffers=content.buffers,
+        identity=content.identity,
+        offsets=[0, *sizes],
+    )
 
 
 def _digest(head: bytes, pieces: Iterable[tuple[Buffer | DeviceBuffer, int, int]]) -> int:
