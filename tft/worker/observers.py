@@ -170,7 +170,9 @@ class Observers:
         methods = self._methods.get(hook)
         if methods is None:
             methods = self._methods[hook] = [
-                (each, getattr(each, hook)) for each in self._watchers if hasattr(each, hook)
+                (each, method)
+                for each in self._watchers
+                if (method := getattr(each, hook, None)) is not None
             ]
         answers = []
         for watcher, method in methods:

@@ -56,11 +56,13 @@ class _Listed:
                 found.append((buffer, max(first, begin) - begin, min(last, end) - begin))
         return found
 
-    def same_memory(self, other: "_Listed") -> bool:
+    @property
+    def place(self) -> tuple[tuple[int, ...], list[int]]:
         """
-        Return whether the buffers of both listings are the same pieces of memory.
+        Numbers from which one can tell whether another listing has the same pieces of memory. They
+        hold no reference to the memory.
         """
-        return self.identity == other.identity and self.offsets == other.offsets
+        return self.identity, self.offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class Slices:
         self._cut: dict[int, _Slice] = {}
         """Maps the number of a slice to the slice. A slice is cut out of the listed memory when it
         is first needed."""
+        self._places: dict[str, tuple[tuple[int, ...], list[int]]] = {}
+        """For each shard, where its buffers were in memory at the last listing."""
         self._steady = 0
         """The number of listings in a row in which every buffer was at the same place in memory.
         When it reaches the number of slices, the adaptor is asked less often (see
@@ -125,7 +129,7 @@ class Slices:
         """
         self._attempt = (incident, round_)
         self.forget()
-        self._steady = 0
+        self._places, self._steady = {}, 0
 
     def forget(self) -> None:
         """
@@ -193,16 +197,16 @@ class Slices:
         # copies, and a new copy in the memory of a freed one would count as memory that has stayed
         # the same.
         found = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
-        if self._listed and all(
-            self._listed[name].same_memory(each) for name, each in found.items()
-        ):
+        places = {shard: each.place for shard, each in found.items()}
+        same, self._places = places == self._places, places
+        self._steady = self._steady + 1 if same else 0
+        if same and self._listed:
             # keep the slices that are cut out already
-            for name, each in found.items():
-                self._listed[name].head = each.head
-            self._steady += 1
-            return
-        self.forget()
-        self._listed, self._steady = found, 0
+            for shard, each in found.items():
+                self._listed[shard].head = each.head
+        else:
+            self.forget()
+            self._listed = found
 
 
 def _list(content: SliceContent) -> _Listed:
