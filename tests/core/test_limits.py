@@ -78,6 +78,47 @@ def test_limit_counts_although_the_rank_is_being_replaced(when: str) -> None:
     assert went_back(job)
 
 
+@pytest.mark.parametrize("when", ["gone", "starting", "fetching", "ending"])
+def test_last_update_of_a_lost_process_is_given_up(when: str) -> None:
+    """When the process of a rank is lost or being ended, and a notice then says that its last update
+    has spread wrong numbers, then no rank keeps the state after that update."""
+    job = trained(4, steps=3, keeps=3)
+    job.checkpointed(1)
+    if when == "ending":
+        job.script.deaf = {0}
+        job.notice(2, "process", "card 2 was taken away")
+    else:
+        job.script.slow = {2} if when == "starting" else set()
+        job.script.muted = {(2, "fetch")} if when == "fetching" else set()
+        job.kill(2)
+        if when != "gone":
+            job.settle()
+    job.notice(2, "memory", "the card had wrong results", polluted=True)
+    job.script.muted = set()
+    if when == "starting":
+        job.script.slow = set()
+        job.arrive(2)
+    if when == "ending":
+        job.settle()
+        job.kill(2)
+    job.settle()
+    assert max(order.step for order in job.said if isinstance(order, (Restore, Load))) < 3
+
+
+def test_notice_about_a_process_that_never_trained_is_ignored() -> None:
+    """When no process of a rank has entered the training loop, then a notice that its last update
+    has spread wrong numbers changes nothing."""
+    job = ScriptedJob(2)
+    job.script.slow = {1}
+    job.settle()
+    job.notice(1, "memory", "the card had wrong results", polluted=True)
+    job.script.slow = set()
+    job.arrive(1)
+    job.settle()
+    job.train(2)
+    assert not any(isinstance(order, (Restore, Load)) for order in job.said)
+
+
 def test_network_error_with_a_limit_is_no_symptom() -> None:
     """When ranks are being stopped, and one reports a network error that says since when numbers
     are wrong, then the report counts."""

@@ -69,7 +69,7 @@ def test_new_rank_state_has_no_process_facts_declarations_or_findings() -> None:
 
 def test_order_of_a_new_process_resets_the_facts_of_the_old_process() -> None:
     """When another process is ordered for a rank, then all facts of the old process are reset. The
-    facts of the rank and its captured rank-local state are kept."""
+    facts of the rank, its captured rank-local state and its last trained step are kept."""
     rank_state = RankState(
         rank=1, node=2, excluded_nodes={0: 3}, declared=Declared(column=(1, 5)),
         local_state=LocalState(page=2, reported={7: "ab"}),
@@ -97,6 +97,7 @@ def test_order_of_a_new_process_resets_the_facts_of_the_old_process() -> None:
             column=(1, 5), address="h:1", strategies=frozenset({"retry"}), derives=True
         ),
         local_state=LocalState(page=2, reported={7: "ab"}),
+        left=7,
     )
 
 

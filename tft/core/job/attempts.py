@@ -108,13 +108,18 @@ class Attempts:
         Record that this rank may have sent wrong gradients to all ranks in its last update. Copies
         of the training state may be wrong from that update on, so they must not be used. If the
         step of that update is not known yet, the method `locate` records it later.
+
+        If the present process of the rank has not entered the training loop, it has sent no
+        gradients. Then the update is the last one of an earlier process, if there was one.
         """
+        spread = self._job.incident.spread
         if not rank_state.repaired:
-            return  # this process has not entered the training loop, so it has sent no gradients
-        if self.step_of(rank_state) == 0:
-            self._job.incident.spread.by.add(rank_state.rank)
+            if rank_state.left is not None:
+                spread.lower(rank_state.left - 1)
+        elif self.step_of(rank_state) == 0:
+            spread.by.add(rank_state.rank)
         else:
-            self._job.incident.spread.lower(rank_state.position.step - 1)
+            spread.lower(rank_state.position.step - 1)
 
     def locate(self) -> None:
         """

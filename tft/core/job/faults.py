@@ -147,8 +147,8 @@ class Faults:
                 evidence=message.evidence,
                 why_not=why_not,
             )
-            if rank_state is not None and message.not_after is not None:
-                self._spread(rank_state, message, message.not_after)
+            if rank_state is not None:
+                self._noticed_late(rank_state, message)
             return None
         if message.kind == "straggler" and not _has_limit(message):
             return self._recovery.takeover.straggles(message)
@@ -171,6 +171,20 @@ class Faults:
                 assert_never(message.kind)
         self._distrust(rank_state, message)
         return self._recovery.replan()
+
+    def _noticed_late(self, rank_state: RankState, message: Noticed) -> None:
+        """
+        Handle a notice about a rank whose process had the fault and is lost already, or is being
+        replaced. If the notice says that wrong numbers may have spread, let all ranks go back to a
+        step without these numbers.
+        """
+        if message.not_after is not None:
+            self._spread(rank_state, message, message.not_after)
+        trained = rank_state.repaired or rank_state.left is not None
+        is_open = self._job.incident.is_open and self._job.state not in SETTLED
+        if message.polluted and trained and is_open:
+            self._attempts.pollute(rank_state)
+            self._recovery.replan()
 
     def overtaken(self, message: Faulted) -> None:
         """

@@ -135,6 +135,9 @@ class RankState:
     repaired: bool = False
     """True if the present process of the rank has entered the training loop. Until then the
     position of the process says nothing about the progress of the rank."""
+    left: int | None = None
+    """The last step of the last earlier process of the rank that had entered the training loop;
+    None if there was no such process."""
 
     @property
     def incarnation(self) -> int:
@@ -189,6 +192,8 @@ class RankState:
         self.declared.inexact = ()
         self.holdings = Holdings()
         self.failures = SaveFailures()
+        if self.repaired:
+            self.left = self.position.step
         self.training = self.finished = self.repaired = False
         self.position = START
 
