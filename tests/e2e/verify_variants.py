@@ -21,6 +21,7 @@ from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import RunningBuffers
 from tft_pytorch.gradients import Gradients
 from tft_pytorch.modes import Modes
+from tft_pytorch.module_attributes import ModuleAttributes
 from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal
 from tft_pytorch.trees import Disassembly
@@ -49,18 +50,20 @@ def nothing(*_: object, **__: object) -> None:
     """
 
 
-OFF: dict[str, tuple[type, str]] = {
-    "loader": (RankLocalState, "_put_random_back"),
-    "seeds": (RankLocalState, "_put_random_back"),
-    "evaluates": (Modes, "put_back"),
-    "tells": (ExtraStates, "put_back"),
-    "counts": (RunningBuffers, "restore"),
-    "preconditions": (Rehearsal, "closing"),
-    "hides": (Rehearsal, "closing"),
-    "zeroes": (Gradients, "put_back"),
+OFF: dict[str, list[tuple[type, str]]] = {
+    "loader": [(RankLocalState, "_put_random_back")],
+    "seeds": [(RankLocalState, "_put_random_back")],
+    "evaluates": [(Modes, "put_back")],
+    # the count is in the extra state of the module, and it is a plain attribute of the module
+    "tells": [(ExtraStates, "put_back"), (ModuleAttributes, "put_back")],
+    "counts": [(RunningBuffers, "restore")],
+    "preconditions": [(Rehearsal, "closing")],
+    "hides": [(Rehearsal, "closing")],
+    "zeroes": [(Gradients, "put_back")],
 }
-if habit in OFF and not kept:
-    setattr(*OFF[habit], nothing)
+if not kept:
+    for part, method in OFF.get(habit, ()):
+        setattr(part, method, nothing)
 if habit == "preconditions" and not kept:
     take_apart = Disassembly.take_apart
     Disassembly.take_apart = lambda self, value, name: (  # type: ignore[method-assign, assignment]
