@@ -11,6 +11,7 @@ import random
 import time
 from dataclasses import replace
 from sys import path
+from typing import Any
 
 import torch
 from tft_pytorch.step_numbers import watch
@@ -31,8 +32,10 @@ parser.add_argument("--block", type=int, default=5)
 parser.add_argument("--warm", type=int, default=30)
 parser.add_argument("--no-clip", action="store_true")
 parser.add_argument("--size", choices=SIZES, default="tiny")
+parser.add_argument("--batch", type=int, help="samples of a batch; by default as in the example")
 args = parser.parse_args()
 size = SIZES[args.size]
+size = replace(size, batch=args.batch or size.batch)
 steps = args.warm + args.blocks * args.block
 
 session = tft.init()
@@ -50,6 +53,17 @@ second = [drawn.randrange(2) for _ in range(args.blocks // 2)]
 times: dict[str, list[float]] = {"time": [], "processor": []}
 
 
+def _functions() -> tuple[Any, ...]:  # Any: functions of torch
+    """
+    Return the functions of torch that are in place now, of those that tft replaces to note numbers.
+    """
+    return (
+        torch.autograd.backward,
+        clip_grad._get_total_norm,
+        clip_grad._group_tensors_by_device_and_dtype,  # type: ignore[attr-defined]
+    )
+
+
 class Switch:
     """
     Switches between steps with the plugins of the job and steps without. It is made in the loop,
@@ -62,8 +76,9 @@ class Switch:
         self._edges = session._loop._edges
         self._judges = self._edges.numbers is not None
         if self._judges:
-            self._watched = torch.autograd.backward, clip_grad._get_total_norm, watch._refuse
-            self._plain = watch._native["backward"], watch._native["norm"], None
+            self._watched = _functions()
+            self._plain = tuple(watch._native[name] for name in ("backward", "norm", "grouped"))
+            self._refuse = watch._refuse
 
     def turn(self, on: bool) -> None:
         """
@@ -72,8 +87,11 @@ class Switch:
         for flag, value in self._wanted.items():
             setattr(self._observers, flag, value and on)
         if self._judges:
-            functions = self._watched if on else self._plain
-            torch.autograd.backward, clip_grad._get_total_norm, watch._refuse = functions
+            torch.autograd.backward, clip_grad._get_total_norm, grouped = (
+                self._watched if on else self._plain
+            )
+            clip_grad._group_tensors_by_device_and_dtype = grouped  # type: ignore[attr-defined]
+            watch._refuse = self._refuse if on else None
             numbers = self._edges.numbers if on else None
             session._loop._edges = replace(self._edges, numbers=numbers)
 
