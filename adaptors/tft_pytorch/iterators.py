@@ -24,6 +24,7 @@ from torch.utils.data import (
 from tft.errors import UsageError
 from tft.spi.generators import global_states
 from tft_pytorch.attributes import Changes
+from tft_pytorch.data_position import DataPosition
 from tft_pytorch.plain_values import placed
 
 _CPU = torch.device("cpu")
@@ -211,6 +212,7 @@ class Prefetcher:
         then draw other numbers.
         """
         self._source = source
+        self._position = DataPosition(source)
         self._ahead: list[Any] = []
         """A list with the batch that was read ahead. Empty if no batch was read ahead."""
         self._before: Any = None
@@ -231,7 +233,7 @@ class Prefetcher:
         if self._ahead:
             return
         drawn = _drawn()
-        self._before = self._source.state_dict()
+        self._before = self._position.state_dict()
         self._ahead.append(self._source.next())
         if _drawn() != drawn:
             raise UsageError(
@@ -244,14 +246,14 @@ class Prefetcher:
         """
         Return the position of the batch that `next` returns next.
         """
-        return self._before if self._ahead else self._source.state_dict()
+        return self._before if self._ahead else self._position.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         """
         Go to the position `state`, a result of `state_dict`. Drop the batch that was read ahead.
         """
         self._ahead.clear()
-        self._source.load_state_dict(state)
+        self._position.load_state_dict(state)
 
     def skip(self, batches: int) -> None:
         """

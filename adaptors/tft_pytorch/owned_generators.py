@@ -14,9 +14,9 @@ from tft_pytorch.tensor_metadata import byte_tensor
 
 _State = Sequence[Any]  # Any: the kind of a generator, and its state as text or bytes
 
-_SAMPLERS = ("batch_sampler", "sampler")
-_READERS = ("dataset", "collate_fn", "data_collator", "__self__", "func")
-"""Names of attributes. `_SAMPLERS` has those in which samplers refer to other samplers. `_READERS`
+SAMPLERS = ("batch_sampler", "sampler")
+READERS = ("dataset", "collate_fn", "data_collator", "__self__", "func")
+"""Names of attributes. `SAMPLERS` has those in which samplers refer to other samplers. `READERS`
 has those in which datasets and collate functions refer to other objects that read items."""
 
 
@@ -39,7 +39,7 @@ class Owned:
         """
         Leave out generators of objects whose class is in `but`. `wrapped` is a sampler that is
         wrapped in a sampler of the loader, and cannot be found through attributes with the names
-        in `_SAMPLERS`.
+        in `SAMPLERS`.
 
         Raises `UsageError` if the state of a generator cannot be read. With `lenient=True`, such a
         generator is neither read nor restored, and the method `unread` returns its owner and name.
@@ -48,16 +48,16 @@ class Owned:
         self._lenient = lenient
         self._unread: list[tuple[object, str, object]] = []
         """The generators that cannot be read, each with its owner and its name."""
-        self.samplers = _owners(loader, "loader", _SAMPLERS)
+        self.samplers = _owners(loader, "loader", SAMPLERS)
         """The objects that decide which items are in a batch, such as samplers, and the loader
         itself. The keys are their places: the path from the loader, such as `loader.sampler`."""
         if wrapped is not None:
-            self.samplers |= _owners(wrapped, "wrapped", _SAMPLERS)
+            self.samplers |= _owners(wrapped, "wrapped", SAMPLERS)
         readers = {name: getattr(loader, name) for name in ("dataset", "collate_fn")}
         self.readers = {
             place: owner
             for name, start in readers.items()
-            for place, owner in _owners(start, name, _READERS).items()
+            for place, owner in _owners(start, name, READERS).items()
         }
         """The objects that read items, such as the dataset and the collate function. The keys are
         their places, such as `dataset.dataset`."""

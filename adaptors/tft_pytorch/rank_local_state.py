@@ -22,6 +22,7 @@ from tft.errors import MalformedMessage, UsageError
 from tft.spi import pack, skip_batches, unpack
 from tft.spi.generators import GLOBAL, check_names, global_states, restore_global
 from tft.spi.plain_values import without_marks
+from tft_pytorch.data_position import DataPosition
 from tft_pytorch.device import devices_of
 from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import INLINE, RunningBuffers
@@ -63,7 +64,7 @@ class RankLocalState:
         rngs: Sequence[str],
     ) -> None:
         check_names(rngs, RNGS)
-        self._data = data
+        self._data = None if data is None else DataPosition(data)
         self._simple = True
         """True if the data position can be packed unchanged, because the position has plain values
         only. To pack it unchanged is fast."""
@@ -235,7 +236,8 @@ class RankLocalState:
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero. All other gradients are dropped. Return a sentence if a part of the state was lost.
 
-        Raises `MalformedMessage` if the adaptor `pytorch` did not capture `local_state`.
+        Raises `MalformedMessage` if the adaptor `pytorch` did not capture `local_state`, and
+        `UsageError` if `local_state` does not have the epoch of a sampler.
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or "torch" not in state:
@@ -244,11 +246,8 @@ class RankLocalState:
                 "was not captured by the adaptor pytorch"
             )
         if self._data is not None:
+            # This may draw random numbers, so the random generators are restored after it.
             self._data.load_state_dict(_position(state["data"]))
-            # In this call of `state_dict`, torchdata's StatefulDataLoader makes its iterator and
-            # draws random numbers for the iterator. So the random generators are restored after
-            # this call.
-            self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
             lost = [self.running.restore(state.get("buffers"))]
@@ -307,7 +306,7 @@ class RankLocalState:
 
         Raises `OrderRefused` if the data object has no method `skip(batches)`.
         """
-        skip_batches(self._data, batches)
+        skip_batches(None if self._data is None else self._data.source, batches)
 
     def digestible(self) -> dict[str, object]:
         """

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
     StatefulDataLoader,
 )
@@ -203,6 +204,8 @@ class Habit:
     """Whether the script scales its loss."""
     loads = False
     """Whether the batches come from a loader of torchdata, which has no generator of its own."""
+    shares = False
+    """Whether this loader has a `DistributedSampler`, and three batches in an epoch."""
     prefetches = False
     """Whether the script reads the next batch between forward and backward pass."""
 
@@ -351,6 +354,14 @@ class Loads(Habit):
     loads = True
 
 
+class Shares(Loads):
+    """
+    The script takes the batches from a `StatefulDataLoader` with a `DistributedSampler`.
+    """
+
+    shares = True
+
+
 class Prefetches(Habit):
     """
     The script reads the next batch while the device computes, as nanoGPT does. The victim dies when
@@ -372,6 +383,7 @@ HABITS: Mapping[str, type[Habit]] = {
     "preconditions": Preconditions,
     "unscales": Unscales,
     "loads": Loads,
+    "shares": Shares,
     "prefetches": Prefetches,
 }
 
@@ -392,9 +404,13 @@ torch.set_num_threads(1)
 scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=habit.scales)
 inputs = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1000 * rank))
 torch.manual_seed(rank)  # the loader draws the seed of its data order from torch's generator
-loader: Any = (
-    StatefulDataLoader(inputs, batch_size=4, shuffle=True) if habit.loads else None
-)  # Any: torchdata has no types
+# Any: the sampler is one of items of a tensor, which torch's types do not know
+sampler: Any = DistributedSampler[Any](inputs, session.world, rank) if habit.shares else None  # type: ignore[arg-type]  # a tensor has items
+loader: Any = (  # Any: torchdata has no types
+    StatefulDataLoader(inputs, batch_size=2 if sampler else 4, shuffle=not sampler, sampler=sampler)
+    if habit.loads
+    else None
+)
 source = Batches(rank)
 prefetcher = Prefetcher(source)
 data = loader if habit.loads else prefetcher if habit.prefetches else source
@@ -443,7 +459,7 @@ else:
 
 def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
     """
-    Yield the remaining steps, each with a batch of shape (4, WIDTH).
+    Yield the remaining steps, each with a batch of inputs.
     """
     loaded = iter(loader) if habit.loads else iter(())
     for step in session.steps(args.steps):
@@ -452,6 +468,8 @@ def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
             continue
         batch = next(loaded, None)
         if batch is None:  # the epoch is over, and the next one begins
+            if habit.shares:
+                sampler.set_epoch((step - 1) // len(loader))
             loaded = iter(loader)
             batch = next(loaded)
         yield step, batch

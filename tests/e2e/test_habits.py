@@ -100,6 +100,13 @@ def test_a_loader_without_a_generator_does_not_change_dropout(tmp_path: Path) ->
 
 
 @pytest.mark.soak
+def test_a_loader_with_a_distributed_sampler_keeps_its_epoch(tmp_path: Path) -> None:
+    """When a StatefulDataLoader has a `DistributedSampler`, and a rank dies in the second epoch,
+    then its replacement takes the rest of that epoch in its order."""
+    loses_nothing(tmp_path, "shares", "1,6")
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
 def test_a_buffer_that_changes_for_the_first_time_is_rolled_back(
     tmp_path: Path, how: tuple[str, ...]
