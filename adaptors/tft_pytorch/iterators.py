@@ -233,7 +233,8 @@ class Prefetcher:
         if self._ahead:
             return
         drawn = _drawn()
-        self._before = self._position.state_dict()
+        # copy the position, because the source may return an object that it changes in place
+        self._before = deepcopy(self._position.state_dict())
         self._ahead.append(self._source.next())
         if _drawn() != drawn:
             raise UsageError(

@@ -272,6 +272,39 @@ def test_a_prefetcher_has_the_position_of_the_batch_that_comes_next() -> None:
     assert [batches.next(), batches.next()] == [2, 3]
 
 
+class CountedInPlace(Counted):
+    """
+    A source that returns its own position, and changes it in place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._here = {"position": 0}
+
+    def next(self) -> int:
+        self._here["position"] += 1
+        return self._here["position"]
+
+    def state_dict(self) -> dict[str, int]:
+        return self._here
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._here.update(state)
+
+
+def test_a_position_that_the_source_changes_in_place_stays_that_of_the_next_batch() -> None:
+    """When a source changes its position in place, and a batch was read ahead, then the position is
+    still that before this batch, and the batch comes again after it is restored."""
+    batches = Prefetcher(CountedInPlace())
+    batches.next()
+    batches.ahead()
+    position = batches.state_dict()
+    assert position == {"position": 1}
+    assert batches.next() == 2
+    batches.load_state_dict(position)
+    assert batches.next() == 2
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("left_out", [0, 1, 2])
 def test_a_prefetcher_skips_the_batch_that_was_read_ahead(left_out: int, *, ahead: bool) -> None:
