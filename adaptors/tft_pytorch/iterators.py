@@ -25,6 +25,8 @@ from tft.errors import UsageError
 from tft.spi.generators import global_states
 from tft_pytorch.attributes import Changes
 from tft_pytorch.data_position import DataPosition
+from tft_pytorch.loader_parts import members, readers_of, samplers_of
+from tft_pytorch.owned_generators import kind_of, read
 from tft_pytorch.plain_values import placed
 
 _CPU = torch.device("cpu")
@@ -68,9 +70,9 @@ class Batches:
 
     - The sampler's `set_epoch` is called at the beginning of each epoch, if the sampler has this
       method.
-    - Attributes of the user's own samplers that have plain values (numbers, texts, containers, random
-      generators of Python and numpy) are noted when an epoch begins. They are restored when the
-      order of this epoch is needed again.
+    - Attributes of the user's own samplers, also of samplers within samplers, are noted when an
+      epoch begins, if they have plain values: numbers, texts, containers, random generators. They
+      are restored when the order of this epoch is needed again.
     - The loader's generator is seeded again for each epoch, from the generator's first seed and the
       epoch. A loader without a generator gets a new generator, whose seed is drawn from torch's
       default generator.
@@ -83,10 +85,10 @@ class Batches:
         `loader` must have a dataset whose items have an index, and must make batches. The settings
         of `loader` are copied: `Batches` never iterates over `loader` itself.
 
-        Raises `UsageError` for a loader whose position cannot be known, and for a sampler whose
-        attribute `generator` is not the loader's generator. A sampler without this attribute may
-        draw from the random generators of the process: then `next` raises `UsageError` for the
-        first batch.
+        Raises `UsageError` for a loader whose position cannot be known, for a sampler whose
+        attribute `generator` is not the loader's generator, and for a random generator of the
+        dataset or the collate function. A sampler without this attribute may draw from the random
+        generators of the process: then `next` raises `UsageError` for the first batch.
         """
         _check(loader)
         self._loader = loader
@@ -364,11 +366,44 @@ def _check(loader: "DataLoader[Any]") -> None:
         if hasattr(sampler, "set_epoch") or not hasattr(sampler, "generator"):
             continue
         if sampler.generator is None or sampler.generator is not loader.generator:
-            raise UsageError(
-                f"the order of the batches depends on a generator that Batches does not know: give "
-                f"the DataLoader a generator=torch.Generator().manual_seed(...), and give the same "
-                f"generator to the {type(sampler).__name__} if the script makes this sampler itself"
-            )
+            raise _unknown_generator(sampler)
+    _check_generators(loader)
+
+
+def _check_generators(loader: "DataLoader[Any]") -> None:
+    """
+    Raise `UsageError` for a random generator that is not restored. Those of the user's own samplers
+    are restored with their other attributes, and the loader's generator is seeded again.
+    """
+    for sampler in samplers_of(loader):
+        for _, each in members(sampler):
+            if each is loader.generator or not kind_of(each):
+                continue
+            if _is_of_torch(sampler):
+                raise _unknown_generator(sampler)
+            read(type(sampler).__name__, each)  # raises `UsageError` if it has no state
+    for reader in readers_of(loader):
+        for name, each in members(reader):
+            if kind_of(each):
+                raise UsageError(
+                    f"the attribute {name} of {type(reader).__name__} is a random generator, and "
+                    "Batches does not restore its state, so items would have other random numbers "
+                    "after an incident: draw from the generators of the process (torch's default "
+                    "generator, random, numpy.random), or make a generator for each item, from its "
+                    "index"
+                )
+
+
+def _unknown_generator(sampler: object) -> UsageError:
+    return UsageError(
+        "the order of the batches depends on a generator that Batches does not know: give the "
+        "DataLoader a generator=torch.Generator().manual_seed(...), and give the same generator to "
+        f"the {type(sampler).__name__} if the script makes this sampler itself"
+    )
+
+
+def _is_of_torch(sampler: object) -> bool:
+    return type(sampler).__module__.partition(".")[0] == "torch"
 
 
 def _changes(loader: "DataLoader[Any]") -> dict[str, Changes]:
@@ -376,17 +411,16 @@ def _changes(loader: "DataLoader[Any]") -> dict[str, Changes]:
     Return, for each sampler whose class is not torch's own, an object that notes how its attributes
     change. The keys are the sampler's numbers among all samplers of `loader`, as texts.
     """
-    found = {id(each): each for each in _samplers(loader)}
     return {
         str(place): Changes(each)
-        for place, each in enumerate(found.values())
-        if hasattr(each, "__dict__") and type(each).__module__.partition(".")[0] != "torch"
+        for place, each in enumerate(samplers_of(loader))
+        if hasattr(each, "__dict__") and not _is_of_torch(each)
     }
 
 
 def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers may have any type
     """
-    Return the samplers that decide the order of the batches.
+    Return the samplers that decide the order of the batches, without those within other samplers.
     """
     batches = loader.batch_sampler
     return [loader.sampler, batches, getattr(batches, "sampler", None)]

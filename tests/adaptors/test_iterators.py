@@ -4,6 +4,7 @@ Sources of batches with a position, with real loaders, samplers and workers.
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy
@@ -13,12 +14,14 @@ from tft_pytorch import Batches, Prefetcher
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
+    WeightedRandomSampler,
 )
 
 from tft.errors import UsageError
@@ -100,7 +103,77 @@ def turning(workers: int = 0) -> "Batches":
     )
 
 
-@pytest.mark.parametrize("make", [shuffled, distributed, turning])
+class Around(Sampler[int]):
+    """
+    A sampler that passes on the items of samplers within it.
+    """
+
+    def __init__(self, *inner: Sampler[int]) -> None:
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        for each in self._inner:
+            yield from each
+
+    def __len__(self) -> int:
+        return 10
+
+
+class Drawing(Turning):
+    """
+    A sampler with random generators of its own.
+    """
+
+    def __init__(self) -> None:
+        self._rng = numpy.random.default_rng(3)
+        self._shuffle = torch.Generator().manual_seed(4)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(10, generator=self._shuffle)
+        return iter(order[self._rng.permutation(10)].tolist())
+
+
+class Sharing(DistributedSampler[int]):
+    """
+    A sampler that shares the items of another sampler among ranks.
+    """
+
+    def __init__(self, sampler: Sampler[int]) -> None:
+        self.sampler = sampler
+        super().__init__(Noisy(noise=False), num_replicas=1, rank=0)
+
+    def __iter__(self) -> Iterator[int]:
+        found = list(self.sampler)
+        return iter([found[each] for each in super().__iter__()])
+
+
+def within(workers: int = 0) -> "Batches":
+    """
+    Return batches of a sampler that is within another one, and has generators of its own.
+    """
+    data = Noisy(noise=workers > 0)
+    generator = torch.Generator().manual_seed(7)
+    return Batches(
+        DataLoader(
+            data, batch_size=3, sampler=Around(Drawing()), num_workers=workers, generator=generator
+        )
+    )
+
+
+def weighted(workers: int = 0) -> "Batches":
+    """
+    Return batches of a weighted sampler that is shared among ranks, and draws from the generator
+    of the loader.
+    """
+    data = Noisy(noise=workers > 0)
+    generator = torch.Generator().manual_seed(7)
+    sampler = Sharing(WeightedRandomSampler([1.0] * 10, 10, generator=generator))
+    return Batches(
+        DataLoader(data, batch_size=3, sampler=sampler, num_workers=workers, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("make", [shuffled, distributed, turning, within, weighted])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [0, 2, 4, 5, 9])
 def test_batches_go_on_from_any_position_in_another_process(
@@ -132,7 +205,7 @@ def test_epochs_have_different_orders_and_every_item() -> None:
     assert batches.epoch == 1  # the third epoch begins with its first batch
 
 
-@pytest.mark.parametrize("make", [shuffled, turning])
+@pytest.mark.parametrize("make", [shuffled, turning, within])
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_batches_go_back_to_an_earlier_position(make: Callable[[], "Batches"], taken: int) -> None:
     """When the object itself is set back, then it returns the same batches again."""
@@ -145,7 +218,7 @@ def test_batches_go_back_to_an_earlier_position(make: Callable[[], "Batches"], t
     assert as_one([batches.next() for _ in range(5)]).equal(as_one(expected))
 
 
-@pytest.mark.parametrize("make", [shuffled, turning])
+@pytest.mark.parametrize("make", [shuffled, turning, within])
 @pytest.mark.parametrize("left_out", [1, 3, 4, 9])
 def test_skipped_batches_are_left_out_over_the_end_of_an_epoch(
     make: Callable[[], "Batches"], left_out: int
@@ -187,6 +260,32 @@ def test_a_sampler_that_draws_from_the_process_is_refused(
         batches.next()
 
 
+class Unread(Turning):
+    """
+    A sampler with a generator without a state.
+    """
+
+    def __init__(self) -> None:
+        self.rng = random.SystemRandom()
+
+
+class Rolling(Noisy):
+    """
+    A dataset with a generator of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(noise=False)
+        self.rng = numpy.random.default_rng(0)
+
+
+def mixed(rng: random.Random, batch: list[Any]) -> list[Any]:
+    """
+    Mix the items of a batch.
+    """
+    return rng.sample(batch, len(batch))
+
+
 class Endless(IterableDataset[int]):
     """
     A dataset without positions.
@@ -212,6 +311,34 @@ class Endless(IterableDataset[int]):
                 generator=torch.Generator(),
             ),
             "give the same generator to the RandomSampler",
+        ),
+        (
+            lambda: DataLoader(
+                Noisy(noise=False),
+                sampler=Around(RandomSampler(range(10), generator=torch.Generator())),
+            ),
+            "give the same generator to the RandomSampler",
+        ),
+        (
+            lambda: DataLoader(
+                Noisy(noise=False),
+                sampler=Sharing(WeightedRandomSampler([1.0], 10, generator=torch.Generator())),
+                generator=torch.Generator(),
+            ),
+            "give the same generator to the WeightedRandomSampler",
+        ),
+        (
+            lambda: DataLoader(Noisy(noise=False), sampler=Around(Unread())),
+            "the Unread of the train dataloader has a SystemRandom",
+        ),
+        (lambda: DataLoader(Rolling(), num_workers=2), "attribute rng of Rolling is a random gen"),
+        (
+            lambda: DataLoader(ConcatDataset([Noisy(noise=False), Rolling()])),
+            "attribute rng of Rolling is a random generator",
+        ),
+        (
+            lambda: DataLoader(Noisy(noise=False), collate_fn=partial(mixed, random.Random(0))),
+            "attribute args of partial is a random generator",
         ),
         (
             lambda: DataLoader(Noisy(noise=False), num_workers=1, persistent_workers=True),
