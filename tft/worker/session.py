@@ -107,7 +107,9 @@ class Session:
         log_file = f"rank-{settings.rank}.{settings.incarnation}.log"
         quiet_log.open(settings.run_dir / "logs" / log_file)
         self._loop = self._make_loop()
-        self._called: Literal["init", "adopt", "run"] = "init"
+        self._called: Literal["init", "adopt", "run", "train"] = "init"
+        """How far the script has come: the last method that it has called, or `train` after the
+        first order to train or to complete the job."""
         self.model: Any = None  # Any: the object that the user's function returned
 
     def _make_loop(self) -> StepLoop:
@@ -386,9 +388,10 @@ class Session:
         ranks complete the step without this rank. A row that this rank would have written later is
         then missing.
 
-        Raises `UsageError` if the row has a key `step` or `after`, or cannot be written as JSON.
+        Raises `UsageError` before training has begun, where a row belongs to no step. Also raises it
+        if the row has a key `step` or `after`, or cannot be written as JSON.
         """
-        self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
+        self._records.write(self._step_of_row("session.record"), row)
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """
@@ -403,9 +406,10 @@ class Session:
         A value is a number, or an object with one number, such as a tensor with one element. A
         tensor on a device makes this call wait for the device.
 
-        Raises `UsageError` if a name is no text, or if a value is no number.
+        Raises `UsageError` before training has begun, as `record` does. Also raises it if a name is no
+        text, or if a value is no number.
         """
-        step = self._gate.completed if self._gate.in_tail else self.step
+        step = self._step_of_row("session.log")
         self._records.log(step, {**(values or {}), **named})
 
     def expect(self, seconds: float) -> None:
@@ -485,7 +489,7 @@ class Session:
         `obey` itself. Raises `UsageError` if `adopt` was not called, if this method was called
         before, or if the user's save and load cannot tell the shards of this rank apart.
         """
-        if self._called == "run":
+        if self._called in ("run", "train"):
             raise UsageError(
                 "session.run was called a second time, but a job trains with one train function: "
                 "put both trainings into one function, or make two jobs of them, of which the second "
@@ -531,6 +535,7 @@ class Session:
             execute = self._gate.order()
             match execute.order:
                 case Resume(again=again, tails=tails):
+                    self._called = "train"
                     if tails:
                         self._loop.has_tails()
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -541,6 +546,7 @@ class Session:
                     if again and not self._inside(self._loop.call_again):
                         continue
                 case Complete():
+                    self._called = "train"
                     self._control.tell(self._done(execute, self._clock.now()))
                 case End(code=code):
                     self._control.tell(self._done(execute, self._clock.now()))
@@ -621,6 +627,21 @@ class Session:
         self._loop.close_window()
 
     # ---------------------------------------------------------------- on the training thread
+
+    def _step_of_row(self, call: str) -> int:
+        """
+        Return the step to which a row belongs that the script writes now with `call`.
+
+        Raises `UsageError` before training has begun in this process. The step is not known there,
+        and a replacement process would write the row again.
+        """
+        if self._called != "train":
+            raise UsageError(
+                f"{call} was called before the training loop, where a row belongs to no step: call "
+                "it in the loop, for example in step 1, or write what is known before the loop to a "
+                "file of its own in session.run_dir"
+            )
+        return self._gate.completed if self._gate.in_tail else self.step
 
     def _inside(self, work: Callable[[], None]) -> bool:
         """
