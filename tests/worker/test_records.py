@@ -99,6 +99,18 @@ def test_late_rows_are_dropped_from_a_long_file(tmp_path: Path, last: int, width
     assert len(rows(tmp_path)) == last + 1
 
 
+def test_late_rows_before_early_ones_are_dropped(tmp_path: Path) -> None:
+    """When a row of an earlier step stands behind rows of later steps, then these are dropped all
+    the same, and the earlier one stays."""
+    records = Records(tmp_path, 2)
+    for step in (1, 2, 3, 4, 5, 1):
+        records.write(step, {"text": "x" * 30})
+    records.drop_later(4)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 1]
+    records.write(5, {})
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 1, 5]
+
+
 def test_rows_between_dropped_ones_stay(tmp_path: Path) -> None:
     """When rows of the functions after a step are removed, then a row of the next step that stands
     after them stays."""

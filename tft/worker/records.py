@@ -153,7 +153,7 @@ class _RowFile:
         """
         Among the rows of steps later than `step`, drop those for which `wanted` returns False.
 
-        The rows of these steps are at the end of the file, and only this end is read. Reading the
+        The rows of these steps are near the end of the file, and only this end is read. Reading the
         whole file would take longer after each further step of the job.
         """
         if not self._path.exists():
@@ -196,25 +196,26 @@ def _number(name: object, value: object) -> int | float:
 
 def _later(path: Path, step: int) -> tuple[int, list[bytes]]:
     """
-    Return the lines at the end of a file of records that belong to steps later than `step`, and the
-    offset in bytes at which these lines begin. A damaged line counts as a line of a later step.
+    Return the lines of a file of records from the first line of a step later than `step` on, and
+    the offset in bytes at which they begin. A damaged line counts as a line of a later step.
+
+    The file is read from its end, up to a block that begins with a line of `step` or of an earlier
+    step. Behind that line, the steps need not ascend.
     """
     size = path.stat().st_size
-    lines: list[bytes] = []
+    block = _BLOCK
     with path.open("rb") as file:
-        for block in (_BLOCK * 4**power for power in range(64)):
+        while True:
             begin = max(0, size - block)
             file.seek(begin)
             lines = file.read(size - begin).splitlines(keepends=True)
             if begin:
                 begin += len(lines.pop(0))  # skip a line whose beginning is not in the block
-            for index in reversed(range(len(lines))):
-                if lines[index].endswith(b"\n") and _read(lines[index])[_STEP] <= step:
-                    earlier = sum(map(len, lines[: index + 1]))
-                    return begin + earlier, lines[index + 1 :]
-            if size <= block:
-                break
-    return 0, lines
+            early = [line.endswith(b"\n") and _read(line)[_STEP] <= step for line in lines]
+            first = early.index(False) if False in early else len(lines)
+            if first or size <= block:
+                return begin + sum(map(len, lines[:first])), lines[first:]
+            block *= 4
 
 
 def _read(line: bytes) -> dict[str, Any]:  # Any: any JSON value
