@@ -89,7 +89,7 @@ def enable(
         chunks=tuple(model) if isinstance(model, list | tuple) else (model,),
         optimizer=optimizer,
         scheduler=scheduler,
-        data=data,
+        data=data,  # the session checks whether it can skip batches
         rngs=rng,
         others=others or {},
         increment=increment,
@@ -97,6 +97,7 @@ def enable(
     session.adopt(
         model=training.chunks[0],
         optimizer=_torch_optimizer(optimizer),
+        data=data,  # the session checks whether it can skip batches
         training=training,
         replaced=Replaced(session, training),
         save=save,

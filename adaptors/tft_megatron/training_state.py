@@ -34,7 +34,7 @@ from tft_megatron.shards import Shard, shards_of
 from tft_megatron.step_cleanup import forget, forget_counts, let_go
 from tft_megatron.training import Training, check, common_state
 
-_PARTS = frozenset({"model", "optimizer", "training", "replaced"})
+_PARTS = frozenset({"model", "optimizer", "data", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
 
 

@@ -6,8 +6,9 @@ Pass such an object to `session.adopt` as `data`.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -258,14 +259,22 @@ class Prefetcher:
         self._ahead.clear()
         self._position.load_state_dict(state)
 
-    def skip(self, batches: int) -> None:
+    @property
+    def skip(self) -> Callable[[int], None]:
         """
-        Leave out the next `batches` batches. The source must have a method `skip`, too.
+        The method `skip(batches)`, which leaves out the next `batches` batches. A `Prefetcher` has
+        it only if its source has it: otherwise raises `AttributeError`.
         """
+        further: Callable[[int], None] | None = getattr(self._source, "skip", None)
+        if not callable(further):
+            raise AttributeError(f"a {type(self._source).__name__} has no method skip(batches)")
+        return partial(self._skip, further)
+
+    def _skip(self, further: Callable[[int], None], batches: int) -> None:
         if self._ahead and batches:
             self._ahead.clear()
             batches -= 1
-        self._source.skip(batches)  # type: ignore[attr-defined]  # not every source has a `skip`
+        further(batches)
 
 
 def _drawn() -> list[object]:

@@ -59,6 +59,13 @@ class Sequences:
         """
         self._generator.set_state(state["generator"])
 
+    def skip(self, batches: int) -> None:
+        """
+        Leave out the next `batches` batches.
+        """
+        for _ in range(batches):
+            self.next()
+
 
 batches = Prefetcher(Sequences())
 

@@ -56,3 +56,18 @@ def test_wrong_numbers_lead_back_to_a_checkpoint_from_before_them(
     (incident,) = outcome.incidents
     assert (incident["strategy"], incident["steps_lost"]) == ("retry", 6 - step)
     assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("numeric", 1)]
+
+
+@pytest.mark.soak
+def test_batches_of_wrong_numbers_are_left_out(tmp_path: Path) -> None:
+    """When a rank reports wrong numbers in step 7, and batches may be left out, then all ranks leave
+    theirs out, and train all steps."""
+    outcome = train(
+        tmp_path / "run",
+        "TP1DP2",
+        more=("--wrong", "PRECISION ERROR"),
+        options=("--checkpoint-every", "2", "--skip-batch"),
+    )
+    assert outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert incident["strategy"] == "retry"

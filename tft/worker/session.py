@@ -254,10 +254,10 @@ class Session:
         process groups.
 
         Raises `UsageError` if the adaptor cannot handle one of the objects, or if batches are to be
-        left out (`--skip-batch`) and `data` cannot do that.
+        left out (`--skip-batch`) and the adaptor or `data` cannot do that.
         """
-        if self._settings.skip_batch and "data" in parts:
-            refuse_without_skip(parts["data"])
+        if self._settings.skip_batch:
+            self._check_skip(parts.get("data"))
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
         self._hook.tft_watch(
@@ -628,6 +628,17 @@ class Session:
 
     # ---------------------------------------------------------------- on the training thread
 
+    def _check_skip(self, data: object) -> None:
+        """
+        Raise `UsageError` if batches of `data` cannot be left out.
+        """
+        if not self._hook.tft_skip.get_hookimpls():
+            raise UsageError(
+                f"the adaptor {self._settings.adaptor!r} cannot leave out batches (tft_skip): run "
+                "without --skip-batch"
+            )
+        refuse_without_skip(data)
+
     def _step_of_row(self, call: str) -> int:
         """
         Return the step to which a row belongs that the script writes now with `call`.
@@ -847,14 +858,21 @@ class Session:
 
 def refuse_without_skip(data: object) -> None:
     """
-    Raise `UsageError` if the object `data` of `session.adopt` has no method `skip(batches)`.
+    Raise `UsageError` if the object `data` of `session.adopt` has no method `skip(batches)`. `data`
+    is None if the script has handed over no such object.
     """
-    if not callable(getattr(data, "skip", None)):
-        raise UsageError(
-            "--skip-batch skips the batches of a step whose loss or gradient norm is refused, but the "
-            f"data of this training loop cannot skip batches: a {type(data).__name__} has no method "
-            "skip(batches)"
-        )
+    if callable(getattr(data, "skip", None)):
+        return
+    why = (
+        "the script has handed over no `data` with a method skip(batches)"
+        if data is None
+        else "the data of this training loop cannot skip batches: a "
+        f"{type(data).__name__} has no method skip(batches)"
+    )
+    raise UsageError(
+        "--skip-batch skips the batches of a step whose loss or gradient norm is refused, but "
+        f"{why}. Run without --skip-batch, or hand over `data` with this method"
+    )
 
 
 def _line_below(error: BaseException) -> str:
