@@ -10,12 +10,13 @@ divides the state of the `others` among these shards.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tft.errors import UsageError
+from tft.spi import Made
 from tft_pytorch.replicas import set_groups
 from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 
@@ -31,6 +32,23 @@ _HOOKS = ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_stat
 State = Any
 """The value that the `state_dict` method of an object returns. The type is Any, because each class
 may return another type."""
+
+
+def parameters_beside(made: Made) -> list[nn.Parameter]:
+    """
+    Return the parameters that may be trained in addition to those of the model. They are those of
+    the modules among `others`, and those in the groups of all optimizers. Each appears once.
+    """
+    given = list(made.others.values())
+    found: list[nn.Parameter] = []
+    for each in given:
+        if isinstance(each, nn.Module):
+            found += each.parameters()
+    for each in (made.optimizer, *given):
+        if isinstance(each, Optimizer):
+            found += [parameter for group in each.param_groups for parameter in group["params"]]
+    known = {id(parameter) for parameter in made.model.parameters()}
+    return [each for key, each in {id(each): each for each in found}.items() if key not in known]
 
 
 def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: objects of many types

@@ -22,7 +22,7 @@ from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft.spi.generators import GLOBAL
 from tft_pytorch import step_numbers
-from tft_pytorch.auxiliary_state import forget_stages, set_directly
+from tft_pytorch.auxiliary_state import forget_stages, parameters_beside, set_directly
 from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.contributions import Contributions
@@ -221,7 +221,8 @@ class StateStore:
         others = others_of(made)
         self._trained.watch(parameters)
         self._contributions.watch(made.model, parameters.values())
-        self._local_state.watch(made.model, parameters.values(), others)
+        trained = [*parameters.values(), *parameters_beside(made)]
+        self._local_state.watch(made.model, trained, others)
         if self._attributes:
             modules = (each for each in others.values() if isinstance(each, nn.Module))
             self._local_state.attributes.watch(made.model, *modules)

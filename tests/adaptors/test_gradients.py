@@ -156,3 +156,18 @@ def test_watching_dropped_gradients_takes_less_than_2_microseconds() -> None:
     gradients = Gradients()
     gradients.watch(model.parameters())
     assert min(timeit.repeat(gradients.ended, number=200, repeat=20)) / 200 < 2e-6
+
+
+@pytest.mark.parametrize("handed", ["critic", "critics"])
+def test_gradients_of_a_second_model_are_dropped(handed: str) -> None:
+    """When a step is interrupted after the backward pass of a second model, then the repeated step
+    begins without its gradients, whether the model or its optimizer is among `others`."""
+    model, critic = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer, critics = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, critic))
+    others = {"critic": critic, "critics": critics}
+    given = {"model": model, "optimizer": optimizer, "others": {handed: others[handed]}}
+    state = adopt(given, None)
+    local_state = state.capture(closing=True)
+    critic(torch.ones(2, 4)).sum().backward()
+    state.rollback(local_state)
+    assert [each.grad for each in critic.parameters()] == [None, None]
