@@ -16,6 +16,7 @@ This module also replaces `GradScaler.scale`, to refuse a `GradScaler` that the 
 to tft.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from torch.nn.utils import clip_grad
 
 from tft.errors import UsageError
 from tft.spi import Made, Numbers
+from tft_pytorch.auxiliary_state import parameters_beside
 
 _NORM = "_get_total_norm"
 """The function of `torch.nn.utils.clip_grad` that computes the norm of gradients. If a version of
@@ -82,6 +84,8 @@ class Watch:
         self._model: nn.Module | None = None
         self._parameters: list[nn.Parameter] = []
         """The parameters of the model `_model`, whose gradients were read last."""
+        self._beside: list[nn.Parameter] = []
+        """The parameters that may be trained in addition to those of the model `_model`."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -95,7 +99,9 @@ class Watch:
         work."""
         self._own: list[float] = []
         self._norm: Tensor | None = None
-        """The norm of all gradients before they were clipped."""
+        """The norm of all gradients of the model before they were clipped."""
+        self._clipped: list[Tensor] = []
+        """The norms of the gradients of `_beside`, each before some of these were clipped."""
 
     def own(self, gradient: Tensor) -> None:
         """
@@ -114,12 +120,11 @@ class Watch:
         scaler = None if made is None else scaler_of(made)
         for loss in self._pending:
             self._see(loss, scaler)
-        norm = self._norm if self._norm is not None else self._norm_of_all()
-        numbers = Numbers(
-            losses=tuple(self._losses),
-            norm=None if norm is None else _unscaled(norm.item(), made, scaler),
-            own=tuple(self._own),
-        )
+        norm = self._norm if self._norm is not None else _norm_of(self._gradients())
+        found = None if norm is None else _unscaled(norm.item(), made, scaler)
+        if scaler is None:  # a GradScaler handles gradients that overflow itself
+            found = self._wrong_beside() or found
+        numbers = Numbers(losses=tuple(self._losses), norm=found, own=tuple(self._own))
         self.begin_step()
         return numbers
 
@@ -179,32 +184,46 @@ class Watch:
         return self._refuse is not None and not overflowed and self._refuse(value)
 
     def _total_norm(self, tensors: Any, norm_type: float = 2.0, *args: Any, **named: Any) -> Any:
-        if self._norm is None and threading.get_ident() == self._thread:
-            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            if norm_type == 2.0 and self._are_all(tensors):
-                self._computing = True
-                try:
-                    found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
-                finally:
-                    self._computing = False
-                self._norm = _local(found).detach()
-                return found
+        if threading.get_ident() != self._thread:
+            return self._native["norm"](tensors, norm_type, *args, **named)
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        is_all = self._norm is None and norm_type == 2.0 and self._are_all(tensors)
+        if not is_all:
             self._note_before_clipping(tensors)
-        return self._native["norm"](tensors, norm_type, *args, **named)
+        self._computing = True
+        try:
+            found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
+        finally:
+            self._computing = False
+        if is_all:
+            self._norm = _local(found).detach()
+        return found
 
     def _grouped(self, groups: Sequence[Sequence[Tensor]], *args: Any, **named: Any) -> Any:
         mine = not self._computing and threading.get_ident() == self._thread
-        if self._norm is None and mine:
-            self._note_before_clipping([each for group in groups for each in group])
+        if mine and (self._norm is None or self._beside):
+            tensors = [each for group in groups for each in group]
+            self._note_before_clipping(tensors)
+            self._note_beside(tensors)
         return self._native["grouped"](groups, *args, **named)
 
     def _note_before_clipping(self, tensors: Sequence[Tensor]) -> None:
         """
-        Note the norm of all gradients now if some of them are in `tensors`, because the script is
-        about to clip these.
+        Note the norm of all gradients of the model now, unless it was noted before, if some of them
+        are in `tensors`, because the script is about to clip these.
         """
-        if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-            self._norm = self._norm_of_all()
+        if self._norm is None and _overlap(tensors, self._gradients()):
+            self._norm = _norm_of(self._gradients())
+
+    def _note_beside(self, tensors: Sequence[Tensor]) -> None:
+        """
+        Note the norm of the gradients of `_beside` now if some of them are in `tensors`, because
+        the script is about to clip these. Clipping by value makes a finite number of Inf.
+        """
+        gradients = _gradients_of(self._beside)
+        norm = _norm_of(gradients) if _overlap(tensors, gradients) else None
+        if norm is not None:
+            self._clipped.append(norm)
 
     # ---------------------------------------------------------------- gradients
 
@@ -229,22 +248,47 @@ class Watch:
         # list the parameters only once for each model, because listing takes 100 us
         if made.model is not self._model:
             self._model, self._parameters = made.model, list(made.model.parameters())
-        return [grad for each in self._parameters if (grad := each.grad) is not None]
+            self._beside = parameters_beside(made)
+        return _gradients_of(self._parameters)
 
-    @torch.no_grad()
-    def _norm_of_all(self) -> Tensor | None:
-        parts = [_dense(_local(each)) for each in self._gradients()]
-        if not parts:
-            return None
-        device = parts[0].device
-        if any(part.device != device for part in parts):
-            norms = [_vector_norm(part).to(device) for part in parts]
-        elif all(part.dtype == torch.float32 for part in parts):
-            norms = list(torch._foreach_norm(parts))
-        else:
-            norms = [_vector_norm(part) for part in parts]
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
+    def _wrong_beside(self) -> float | None:
+        """
+        Return the norm of the gradients of `_beside` if it is NaN or Inf, now or before some of
+        them were clipped. Otherwise return None.
+
+        Whether a norm of these gradients is a spike is not judged. They may be trained only in some
+        steps, and what is left in them of a backward pass for the model may differ between ranks.
+        """
+        last = _norm_of(_gradients_of(self._beside)) if self._beside else None
+        norms = [norm.item() for norm in (*self._clipped, last) if norm is not None]
+        return next((norm for norm in norms if not math.isfinite(norm)), None)
+
+
+def _gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [grad for each in parameters if (grad := each.grad) is not None]
+
+
+def _overlap(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return not {id(each) for each in some}.isdisjoint(id(each) for each in others)
+
+
+@torch.no_grad()
+def _norm_of(gradients: Sequence[Tensor]) -> Tensor | None:
+    """
+    Return the norm of `gradients` together, or None if there are none.
+    """
+    parts = [_dense(_local(each)) for each in gradients]
+    if not parts:
+        return None
+    device = parts[0].device
+    if any(part.device != device for part in parts):
+        norms = [_vector_norm(part).to(device) for part in parts]
+    elif all(part.dtype == torch.float32 for part in parts):
+        norms = list(torch._foreach_norm(parts))
+    else:
+        norms = [_vector_norm(part) for part in parts]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def _vector_norm(part: Tensor) -> Tensor:

@@ -266,3 +266,87 @@ def test_backward_from_a_vector_is_no_loss() -> None:
     numbers = step.watch.take()
     assert (numbers.losses, step.seen) == ((), [])
     assert numbers.norm == pytest.approx(step.norm())
+
+
+class Beside(Step):
+    """
+    A model and a second one, a critic. The critic, its optimizer or both are among `others`. The
+    optimizer of the model also has a parameter that is in no module.
+    """
+
+    def __init__(self, *handed: str) -> None:
+        super().__init__()
+        self.critic = nn.Linear(4, 1)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.optimizer.add_param_group({"params": [self.scale]})
+        all_others = {
+            "critic": self.critic, "critics": torch.optim.SGD(self.critic.parameters(), lr=0.1),
+        }  # fmt: skip
+        others = {name: all_others[name] for name in handed}
+        made = Made(model=self.model, optimizer=self.optimizer, scheduler=None, others=others)
+        self.watch.begin(lambda _: False, lambda: made)
+
+    def train(self, factor: float = 1.0) -> None:
+        """
+        Run both backward passes. The gradients of the critic are multiplied by `factor`.
+        """
+        backward(self.loss())
+        backward(self.critic(torch.ones(2, 4)).square().mean())
+        for parameter in self.critic.parameters():
+            assert parameter.grad is not None
+            parameter.grad[..., 0] *= factor
+
+
+HANDED = [("critic",), ("critics",), ("critic", "critics")]
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("handed", HANDED)
+@pytest.mark.parametrize("clipped", ["", "norm", "value"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_wrong_gradients_of_a_second_model_are_in_the_norm(
+    handed: tuple[str, ...], clipped: str, wrong: float
+) -> None:
+    """When a gradient of a second model is NaN or Inf, then the norm of the step is not finite, also
+    if the script clips these gradients first. The next step has a norm again."""
+    step = Beside(*handed)
+    step.train(wrong)
+    if clipped == "norm":
+        clip_grad_norm_(step.critic.parameters(), 1.0)
+    if clipped == "value":
+        clip_grad_value_(step.critic.parameters(), 0.1)
+    numbers = step.watch.take()
+    assert numbers.norm is not None
+    assert not math.isfinite(numbers.norm)
+    step.critic.zero_grad()
+    assert step.watch.take().norm == pytest.approx(step.norm())
+
+
+@pytest.mark.usefixtures("native")
+def test_wrong_gradient_of_a_parameter_in_no_module_is_in_the_norm() -> None:
+    """When a parameter that only the optimizer knows has a gradient of NaN, and the model has no
+    gradients in this step, then the norm is not finite."""
+    step = Beside()
+    step.scale.grad = torch.full((1,), math.nan)
+    numbers = step.watch.take()
+    assert numbers.norm is not None
+    assert math.isnan(numbers.norm)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("handed", [(), *HANDED])
+def test_finite_gradients_of_a_second_model_change_no_bit_of_the_norm(
+    handed: tuple[str, ...], *, clips: bool
+) -> None:
+    """When the gradients of a second model are finite, however large, then the norm has the same bits
+    as without the second model."""
+    alone, step = Step(), Beside(*handed)
+    backward(alone.loss())
+    step.train(1e12)
+    for each in (alone, step):
+        if clips:
+            clip_grad_norm_(each.model.parameters(), 1.0)
+    if clips:
+        clip_grad_norm_(step.critic.parameters(), 1.0)
+    assert step.watch.take().norm == alone.watch.take().norm

@@ -7,7 +7,8 @@ A DDP job in which one rank computes wrong numbers at some batches.
 `gradient` (NaN in a gradient before it is reduced) or `norm` (a gradient a million times larger).
 The numbers are wrong the first `TIMES` times that the rank computes with this batch; 0: always. A job
 with `--without` never draws these batches. With `--tail`, rank 0 computes a loss of NaN in the tail
-of every second step, which changes nothing.
+of every second step, which changes nothing. With `--critic`, each step trains a second model, which is
+among `others`. Then `WHAT` may be `critic`: NaN in a gradient of this model before it is reduced.
 """
 
 import argparse
@@ -41,6 +42,7 @@ parser.add_argument("--replicas", action="store_true")
 parser.add_argument("--scaler", type=float, default=0.0, help="the initial scale; 0: none")
 parser.add_argument("--no-clip", action="store_true")
 parser.add_argument("--tail", action="store_true")
+parser.add_argument("--critic", action="store_true")
 args = parser.parse_args()
 
 
@@ -111,6 +113,12 @@ class Wrong:
         factors = {"loss": float("nan"), "infinite": float("inf"), "spike": 1000.0}
         return loss * factors.get(self.present, 1.0)
 
+    def critic(self, gradient: Tensor) -> Tensor:
+        """
+        Return a gradient of the critic, before it is reduced.
+        """
+        return gradient * (float("nan") if self.present == "critic" else 1.0)
+
     def gradient(self, gradient: Tensor) -> Tensor:
         """
         Return a gradient of the present batch, before it is reduced.
@@ -130,6 +138,8 @@ model = nn.Sequential(
     nn.Tanh(),
     nn.Linear(16, 1),
 )
+critic = nn.Linear(WIDTH, 1)
+critics = torch.optim.SGD(critic.parameters(), lr=0.01, momentum=0.9)
 make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 if args.replicas:
     make = partial(
@@ -142,9 +152,22 @@ wrong = Wrong(rank)
 record = Record(session.run_dir, rank)
 torch.manual_seed(1000 + rank)
 others: dict[str, Any] = {"scaler": scaler} if args.scaler else {}  # Any: each has its own type
-session.adopt(model=model, optimizer=optimizer, data=data, others=others, wrap=lambda: DDP(model))
+if args.critic:
+    others |= {"critic": critic, "critics": critics}
+
+
+def wrap() -> Any:  # Any: one wrapper or two
+    """
+    Return the wrapper of the model, and with `--critic` also that of the critic.
+    """
+    return [DDP(model), DDP(critic)] if args.critic else DDP(model)
+
+
+session.adopt(model=model, optimizer=optimizer, data=data, others=others, wrap=wrap)
 third: Any = dict(model.named_parameters())["3.weight"]  # Any: `register_hook` has no types
 third.register_hook(wrong.gradient)
+weight: Any = critic.weight  # Any: as above
+weight.register_hook(wrong.critic)
 
 
 def micro_batch(wrapped: Any) -> float:  # Any: the wrapper
@@ -162,12 +185,15 @@ def train(session: tft.Session) -> None:
     """
     Train all steps.
     """
+    wrapped, *critical = session.model if args.critic else [session.model]
     for step in session.steps(args.steps):
         losses = []
         for micro in range(args.accumulate):
             last = micro == args.accumulate - 1
-            with nullcontext() if last else session.model.no_sync():
-                losses.append(micro_batch(session.model))
+            with nullcontext() if last else wrapped.no_sync():
+                losses.append(micro_batch(wrapped))
+        for each in critical:
+            each(torch.full((4, WIDTH), 1.0 / step)).square().mean().backward()
         record.write(step, sum(losses))
         scaler.unscale_(optimizer)
         if not args.no_clip:
@@ -175,7 +201,10 @@ def train(session: tft.Session) -> None:
         with session.update():
             scaler.step(optimizer)
             scaler.update()
+            if args.critic:
+                critics.step()
         optimizer.zero_grad()
+        critics.zero_grad()
         if args.tail and rank == 0 and step % 2:
             apart: Any = torch.tensor(float("nan"), requires_grad=True)  # Any: as above
             apart.backward()

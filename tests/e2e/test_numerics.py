@@ -74,6 +74,14 @@ def test_bad_batches_are_applied_by_no_rank(tmp_path: Path) -> None:
     identical(outcome, trained(tmp_path / "without", without=(52, 56, 60), options=()))
 
 
+def test_wrong_gradient_of_a_second_model_is_applied_by_no_rank(tmp_path: Path) -> None:
+    """When a gradient of a model among `others` is NaN on one rank, once, then no rank applies it, and
+    the job ends like an undisturbed one."""
+    outcome = trained(tmp_path / "wrong", "--critic", wrong=("critic,1,20,1",), nproc=2)
+    assert causes(outcome) == [(20, 1, "device", 0)]
+    identical(outcome, trained(tmp_path / "calm", "--critic", nproc=2, options=()))
+
+
 @pytest.mark.soak
 def test_job_with_sharded_optimizer_refuses_through_the_barrier(tmp_path: Path) -> None:
     """When ranks hold different shards of the optimizer, and one of them computes wrong numbers

@@ -235,8 +235,9 @@ class Numbers:
     losses: tuple[float, ...] = ()
     """The losses of the step, one for each backward pass, in the order of the passes."""
     norm: float | None = None
-    """The norm of the reduced gradients before they were clipped. None: the norm is not known, or
-    it must not be judged because the script itself handles gradients that overflow."""
+    """The norm of the reduced gradients before they were clipped. NaN or Inf if gradients of further
+    models or optimizers have it. None: the norm is not known, or it must not be judged because the
+    script itself handles gradients that overflow."""
     own: tuple[float, ...] = ()
     """Other numbers that this rank has computed alone, before gradients were reduced. If the step
     is computed again and these numbers are then different, the device of this rank computes wrong
