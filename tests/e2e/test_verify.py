@@ -159,7 +159,40 @@ def test_a_script_that_fails_undisturbed_is_refused_with_its_last_lines(tmp_path
         ((), (script, "--habit", "evaluate", "--steps", "x"), "invalid int value"),
         ((), (script, "--steps", "1"), "has trained 1 steps on all ranks"),
         (("--limit", "1"), (script,), "has not ended within 1 s"),
+        (("--phases", "evaluation"), (script, "--steps", "4"), "nothing was verified"),
     ):
-        code, output, _ = verify(tmp_path / words[:8], *options, script=arguments)
-        assert code == 2, output
+        code, output, report = verify(tmp_path / words[:8], *options, script=arguments)
+        assert (code, report) == (2, {}), output
         assert words in output
+
+
+@pytest.mark.soak
+def test_a_job_that_fails_before_its_kill_is_no_success(tmp_path: Path) -> None:
+    """When the script does not start again because of a file of the undisturbed job, then the phase
+    differs, with the exit code and the last lines of the job, and it is said that no rank was killed
+    before."""
+    kept = tmp_path / "kept"
+    code, output, report = verify(
+        tmp_path, "--phases", "forward",
+        script=(str(SCRIPT), "--habit", "once", "--keep", str(kept)),
+    )  # fmt: skip
+    assert code == 1, output
+    (phase,) = report["phases"]
+    assert (report["verdict"], phase["result"], phase["killed"]) == ("differs", "differs", False)
+    assert "the job ended with exit code" in phase["why"]
+    assert "FileExistsError" in phase["why"]
+    assert "forward      differs (before rank 1 was killed in step 2)" in output
+
+
+@pytest.mark.soak
+def test_a_function_that_counts_its_calls_is_named(tmp_path: Path) -> None:
+    """When a function is called again after step 3 because of a kill in step 4, and records how often
+    it was called, then the phase of this kill differs, and that of the kill in step 2 is
+    identical."""
+    code, output, report = verify(
+        tmp_path, "--phases", "forward,backward", script=(str(SCRIPT), "--habit", "calls")
+    )
+    assert code == 1, output
+    assert results(report) == {"forward": "identical", "backward": "differs"}
+    difference = report["phases"][1]["difference"]
+    assert (difference["step"], difference["kind"], difference["after"]) == (3, "rows", True)

@@ -133,3 +133,37 @@ def test_row_with_nan_equals_itself_and_no_other(tmp_path: Path) -> None:
     difference = first_difference(calm, other)
     assert difference is not None
     assert difference.kind == "rows"
+
+
+def test_failed_job_is_compared_as_far_as_it_has_come() -> None:
+    """When a job has failed in step 3, then what it has not recorded is no difference, in the last
+    step and in the rows. What it has recorded is compared."""
+    recorded = {key: parts for key, parts in CALM.steps.items() if key[1] < 3}
+    rows = {rank: rows[:2] for rank, rows in CALM.rows.items()}
+    failed = replace(CALM, steps=recorded, rows=rows, ends={0: 2, 1: 2})
+    assert first_difference(CALM, failed) is not None
+    assert first_difference(CALM, failed, whole=False) is None
+    twice = replace(failed, rows={**rows, 1: (*rows[1], rows[1][1])})
+    assert first_difference(CALM, twice, whole=False) == Difference(
+        step=2, rank=1, kind="rows", name="2 rows instead of 1"
+    )
+    other = replace(failed, steps={**recorded, (1, 2): changed(1, 2, losses="x").steps[1, 2]})
+    assert first_difference(CALM, other, whole=False) == Difference(
+        step=2, rank=1, kind="losses", name=""
+    )
+
+
+def test_rows_of_functions_after_a_step_are_told_from_its_own() -> None:
+    """When only rows differ that functions after the step have written, then the difference says so.
+    When a row of the step itself differs too, then it does not."""
+    own, after = {"step": 2, "loss": 0.5}, {"step": 2, "after": True, "calls": 2}
+    calm = replace(CALM, rows={0: (own, after)})
+    for rows, alone in (
+        ((own, {**after, "calls": 3}), True),
+        ((own,), True),
+        (({**own, "loss": 0.7}, {**after, "calls": 3}), False),
+        ((after,), False),
+    ):
+        difference = first_difference(calm, replace(calm, rows={0: rows}))
+        assert difference is not None
+        assert (difference.kind, difference.after) == ("rows", alone)

@@ -12,16 +12,12 @@ import pytest
 
 from tests.verify.test_differences import CALM
 from tft.cli.verify import _Printer, _report
+from tft.errors import UsageError
 from tft.verify import verification
 from tft.verify.digests import Digests
 from tft.verify.jobs import Ended
-from tft.verify.verification import (
-    IDENTICAL,
-    NOT_TRIED,
-    Finding,
-    Verification,
-    Verifier,
-)
+from tft.verify.judgement import DIFFERS, IDENTICAL, NOT_TRIED, Finding
+from tft.verify.verification import Verification, Verifier
 
 UNFIT = "chaos: the ranks [0] were not all inside a collective of step 4"
 
@@ -47,6 +43,30 @@ class Jobs(Verifier):
             (records / f"{number}-1.json").write_text(json.dumps(fired))
         self._jobs += 1
         return Ended(run_dir=run_dir, code=code, seconds=1.0)
+
+
+class Overtime(Jobs):
+    """
+    Jobs that are not run, of which those with killed ranks take all the time.
+    """
+
+    def _run(self, name: str, specs: Sequence[str]) -> Ended:
+        ended = super()._run(name, specs)
+        if not specs:
+            return ended
+        self._until = 0.0
+        return replace(ended, code=None)
+
+
+def timed(run_dir: Path, ranks: int) -> Digests:
+    """
+    Return what a run has recorded if each row has a time, which differs from run to run.
+    """
+    rows = {
+        rank: tuple({**row, "seconds": run_dir.name} for row in rows)
+        for rank, rows in CALM.rows.items()
+    }
+    return replace(CALM, rows=rows)
 
 
 def test_phase_that_does_not_fit_the_script_is_not_tried(
@@ -75,15 +95,7 @@ def test_values_that_were_not_compared_are_named(
 ) -> None:
     """When a value of `session.record` differs between two undisturbed runs, then it is not compared,
     and its key is in the report and printed."""
-
-    def read(run_dir: Path, ranks: int) -> Digests:
-        rows = {
-            rank: tuple({**row, "seconds": run_dir.name} for row in rows)
-            for rank, rows in CALM.rows.items()
-        }
-        return replace(CALM, rows=rows)
-
-    monkeypatch.setattr(verification, "read_digests", read)
+    monkeypatch.setattr(verification, "read_digests", timed)
     verifier = Jobs(
         directory=tmp_path, options=(), command=("train.py",), ranks=2, steps=20, limit=100.0,
         told=lambda _: None, began=lambda *_: None,
@@ -93,6 +105,43 @@ def test_values_that_were_not_compared_are_named(
     assert _report(found)["ignored"] == ["seconds"]
     _Printer(quiet=False).ended(found)
     assert "not compared: seconds in the rows of session.record" in capsys.readouterr().out
+
+
+def test_job_that_takes_all_the_time_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the job with a kill has not ended within the limit, then its phase differs, and the phases
+    that are left are not tried, with the reason. No undisturbed job is begun to look for times."""
+    monkeypatch.setattr(verification, "read_digests", timed)
+    verifier = Overtime(
+        directory=tmp_path, options=(), command=("train.py",), ranks=2, steps=20, limit=100.0,
+        told=lambda _: None, began=lambda *_: None,
+    )  # fmt: skip
+    found = verifier.verify(("forward", "update"))
+    forward, update = found.findings
+    assert (forward.result, forward.killed) == (DIFFERS, True)
+    assert forward.why.startswith("the job has not ended within the limit of 100 s")
+    assert (update.result, update.kill) == (NOT_TRIED, None)
+    assert update.why == "the limit of 100 s for all jobs together is over"
+    assert not (tmp_path / "undisturbed-again").exists()
+    _Printer(quiet=False).ended(found)
+    said = capsys.readouterr().out
+    assert said == "differs: the job for forward failed or did not end in time\n"
+
+
+def test_nothing_tried_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no rank was killed in any phase, then nothing is called identical, and the verification is
+    refused."""
+    unfit = Finding(phase="collective", result=NOT_TRIED, why=UNFIT)
+    assert not Verification(ranks=2, steps=3, findings=(unfit,)).identical
+    long = replace(CALM, ends={0: 20, 1: 20})
+    monkeypatch.setattr(verification, "read_digests", lambda run_dir, ranks: long)
+    verifier = Jobs(
+        directory=tmp_path, options=(), command=("train.py",), ranks=2, steps=20, limit=100.0,
+        told=lambda _: None, began=lambda *_: None,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="nothing was verified"):
+        verifier.verify(("collective",))
 
 
 def test_losses_and_batches_that_nobody_records_are_not_called_identical(

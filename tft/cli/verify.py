@@ -109,8 +109,6 @@ def _verify(**options: Any) -> int:  # Any: the options have different types
     if options["as_json"]:
         click.echo(json.dumps(report, indent=2))
     printer.ended(result)
-    if not any(each.result != "not tried" for each in result.findings):
-        raise UsageError("no rank was killed in any phase, so nothing was verified")
     return 0 if result.identical else 1
 
 
@@ -144,6 +142,7 @@ def _report(result: Any) -> dict[str, object]:
                 "phase": each.phase,
                 "result": each.result,
                 "kill": each.kill and asdict(each.kill),
+                "killed": each.killed,
                 "difference": each.difference
                 and {
                     **asdict(each.difference),
@@ -187,10 +186,7 @@ class _Printer:
         Print the result for one phase. If a difference was found, also print the difference and the
         page that describes its usual causes.
         """
-        where = ""
-        if finding.kill is not None and finding.result != "not tried":
-            where = f" (rank {finding.kill.rank} killed in step {finding.kill.step})"
-        self.say(f"  {finding.phase:<12} {finding.result}{where}")
+        self.say(f"  {finding.phase:<12} {finding.result}{_where(finding)}")
         if finding.difference is not None:
             self.say(f"    {finding.difference.sentence()}")
             self.say(f"    usual causes: {_section(finding.difference.kind)}")
@@ -204,29 +200,46 @@ class _Printer:
     # Any: a `Verification`, whose module is imported only when it is used
     def ended(self, result: Any) -> None:
         """
-        Print whether the runs with kills computed the same as the undisturbed run. Print nothing if
-        no rank was killed in any phase. Also print which values of `session.record` were ignored.
+        Print whether the runs with kills computed the same as the undisturbed run. Also print which
+        values of `session.record` were ignored.
         """
         if result.ignored:
             self.say(
                 f"not compared: {', '.join(result.ignored)} in the rows of session.record, which "
                 "differs between two undisturbed runs"
             )
-        tried = [each for each in result.findings if each.result != "not tried"]
-        differ = [each.phase for each in tried if each.result == "differs"]
-        if differ:
-            self.say(f"differs: a rank killed in {', '.join(differ)} changes the training")
-        elif tried:
+        differ = [each for each in result.tried if each.result == "differs"]
+        changed = [each.phase for each in differ if each.killed and each.difference is not None]
+        failed = [each.phase for each in differ if each.phase not in changed]
+        if changed:
+            self.say(f"differs: a rank killed in {', '.join(changed)} changes the training")
+        if failed:
+            self.say(f"differs: the job for {', '.join(failed)} failed or did not end in time")
+        if result.identical:
             shown = [kind for kind in ("losses", "batches") if kind not in result.unrecorded]
             what = " and ".join([*filter(None, [", ".join(shown)]), "the state"])
             self.say(
                 f"identical: {what} of {result.ranks} ranks over "
-                f"{result.steps} steps, with a rank killed in {len(tried)} phases"
+                f"{result.steps} steps, with a rank killed in {len(result.tried)} phases"
             )
             if result.unrecorded:
                 self.say(
                     f"not compared: {' and '.join(result.unrecorded)}, of which nothing is known"
                 )
+
+
+# Any: a `Finding`, whose module is imported only when it is used
+def _where(finding: Any) -> str:
+    """
+    Return a text that says which rank was killed in which step, or was to be killed when the job
+    failed. It is empty if the phase was not tried.
+    """
+    if finding.result == "not tried" or finding.kill is None:
+        return ""
+    victim = f"rank {finding.kill.rank}"
+    if finding.killed:
+        return f" ({victim} killed in step {finding.kill.step})"
+    return f" (before {victim} was killed in step {finding.kill.step})"
 
 
 def _section(kind: str) -> str:

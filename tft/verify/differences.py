@@ -44,6 +44,10 @@ class Difference:
     rank: int
     kind: str
     name: str
+    after: bool = False
+    """True if the only rows that differ are those of functions that are called after the step
+    (`session.evaluate`, `session.after_step`). After an incident in the next step these functions
+    may be called again."""
 
     def sentence(self) -> str:
         """
@@ -54,24 +58,28 @@ class Difference:
 
 
 def first_difference(
-    calm: Digests, other: Digests, *, volatile: Collection[str] = ()
+    calm: Digests, other: Digests, *, volatile: Collection[str] = (), whole: bool = True
 ) -> Difference | None:
     """
     Return the first difference between the undisturbed run `calm` and the run `other`, or None if
     there is no difference.
 
     A rank that was killed has not recorded all its steps. So parts of a step that a rank has not
-    recorded in the run `other` are not compared, except in the last step. `volatile` are keys in
-    the rows of `session.record`. Their values, such as times, are not compared, because they differ
-    between any two runs.
+    recorded in the run `other` are not compared, except in the last step. If `whole` is False, the
+    run `other` has failed: then only what it has recorded is compared, also in the last step.
+
+    `volatile` are keys in the rows of `session.record`. Their values, such as times, are not
+    compared, because they differ between any two runs.
     """
     found = [
         Difference(step=step, rank=rank, kind=kind, name=name)
         for (rank, step), parts in calm.steps.items()
-        for kind, name in _unlike(parts, other.steps.get((rank, step), {}), step == calm.last)
+        for kind, name in _unlike(
+            parts, other.steps.get((rank, step), {}), whole and step == calm.last
+        )
         if step <= calm.last
     ]
-    found += _rows(calm, other, volatile)
+    found += _rows(calm, other, volatile, whole=whole)
     last = max(calm.ends.values(), default=0)
     found += [
         Difference(step=last + 1, rank=rank, kind="length", name=f"{end} instead of {last}")
@@ -125,17 +133,29 @@ def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> 
     ]
 
 
-def _rows(calm: Digests, other: Digests, volatile: Collection[str]) -> list[Difference]:
+def _rows(
+    calm: Digests, other: Digests, volatile: Collection[str], *, whole: bool
+) -> list[Difference]:
     found = []
     for rank, rows in calm.rows.items():
         expected, there = _by_step(rows, volatile), _by_step(other.rows.get(rank, ()), volatile)
         for step in sorted(expected.keys() | there.keys()):
-            if expected.get(step) == there.get(step):
+            wanted, got = expected.get(step, []), there.get(step, [])
+            if not whole:
+                wanted = wanted[: len(got)]
+            if wanted == got:
                 continue
-            counts = len(expected.get(step, [])), len(there.get(step, []))
-            name = "" if counts[0] == counts[1] else f"{counts[1]} rows instead of {counts[0]}"
-            found.append(Difference(step=step, rank=rank, kind="rows", name=name))
+            name = "" if len(wanted) == len(got) else f"{len(got)} rows instead of {len(wanted)}"
+            after = _trained(wanted) == _trained(got)
+            found.append(Difference(step=step, rank=rank, kind="rows", name=name, after=after))
     return found
+
+
+def _trained(rows: Collection[Mapping[str, Any]]) -> list[Mapping[str, Any]]:  # Any: parsed JSON
+    """
+    Return the rows of the step itself, without those of functions that are called after it.
+    """
+    return [row for row in rows if "after" not in row]
 
 
 def _by_step(

@@ -4,7 +4,7 @@ digests that the runs have recorded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tft.clock import SystemClock
@@ -12,32 +12,11 @@ from tft.errors import UsageError
 from tft.verify.differences import Difference, first_difference, volatile_keys
 from tft.verify.digests import Digests, read_digests
 from tft.verify.jobs import OUTPUT, Ended, run_job
+from tft.verify.judgement import DIFFERS, NOT_TRIED, Finding, judge
 from tft.verify.schedule import Kill, schedule
-
-IDENTICAL, DIFFERS, NOT_TRIED = "identical", "differs", "not tried"
 
 _SHOWN = 12
 """The number of lines at the end of a job's output that an error message shows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """
-    The result of killing a rank in one phase of a step.
-    """
-
-    phase: str
-    result: str
-    """`identical`, `differs` or `not tried`."""
-    kill: Kill | None = None
-    difference: Difference | None = None
-    why: str = ""
-    """The reason why no rank was killed in the phase, or a text that says how the job failed."""
-    inexact: tuple[str, ...] = ()
-    """Sentences from the job's own report about parts of the recovery that may not be
-    bit-identical."""
-    run_dir: Path | None = None
-    """The run directory of the job in which the rank was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +36,19 @@ class Verification:
     them."""
 
     @property
+    def tried(self) -> tuple[Finding, ...]:
+        """
+        Return the findings of the phases that were tried.
+        """
+        return tuple(each for each in self.findings if each.result != NOT_TRIED)
+
+    @property
     def identical(self) -> bool:
         """
-        Return True if the kill in each tried phase left the results bit-identical.
+        Return True if at least one phase was tried, and the kill in each tried phase left the
+        results bit-identical.
         """
-        return all(each.result != DIFFERS for each in self.findings)
+        return bool(self.tried) and all(each.result != DIFFERS for each in self.tried)
 
 
 @dataclass(kw_only=True)
@@ -95,25 +82,43 @@ class Verifier:
         Kill a rank in each phase, and compare each run with an undisturbed one.
 
         Raises `UsageError` if no comparison is possible: the undisturbed job fails, has an incident
-        or takes too long, it trains too few steps, or two undisturbed runs differ.
+        or takes too long, it trains too few steps, two undisturbed runs differ, or no phase can be
+        tried.
         """
         self._until = SystemClock().now() + self.limit
         calm = self._calm = self._undisturbed("undisturbed")
         pending = list(phases)
         while pending:
-            kills = schedule(
-                pending, ranks=self.ranks, last=calm.last, evaluated=sorted(calm.functions)
-            )
+            kills = self._schedule(pending)
             if not kills:
                 for phase in pending:
                     self._found(Finding(phase=phase, result=NOT_TRIED, why=self._no_room(phase)))
                 break
             tried = self._disturbed(kills)
             pending = [phase for phase in pending if phase not in tried]
-        return Verification(
+        found = Verification(
             ranks=self.ranks, steps=calm.last, findings=tuple(self._findings),
             ignored=tuple(sorted(self._volatile)), unrecorded=calm.unrecorded,
         )  # fmt: skip
+        if not found.tried:
+            raise UsageError("no rank was killed in any phase, so nothing was verified")
+        return found
+
+    def _schedule(self, pending: Sequence[str]) -> Sequence[Kill]:
+        """
+        Return the kills of the next job. Return nothing if the time for all jobs is over, or if the
+        undisturbed job was too short for a kill in these phases.
+        """
+        assert self._calm is not None
+        if self._over:
+            return ()
+        return schedule(
+            pending, ranks=self.ranks, last=self._calm.last, evaluated=sorted(self._calm.functions)
+        )
+
+    @property
+    def _over(self) -> bool:
+        return SystemClock().now() >= self._until
 
     def _undisturbed(self, name: str) -> Digests:
         ended = self._run(name, ())
@@ -151,7 +156,6 @@ class Verifier:
         If a kill changes the training, all later steps of the job differ from the undisturbed job.
         So the job gives no result for later kills.
         """
-        assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
         ended = self._run(f"disturbed-{self._jobs}", specs)
         missed = ended.missed()
@@ -163,43 +167,32 @@ class Verifier:
                 why = missed[kill.spec]
                 self._found(Finding(phase=kill.phase, result=NOT_TRIED, kill=kill, why=why))
             return [kill.phase for kill in unfit]
-        other = read_digests(ended.run_dir, self.ranks)
-        fired = ended.fired()
-        difference = self._compare(other)
-        guilty = None
-        if ended.code != 0 or difference is not None:
-            guilty = _guilty(kills, list(fired), difference)
-        if ended.code == 0 and guilty is None and difference is not None:
+        difference = self._compare(ended)
+        findings = judge(kills, fired=ended.fired(), code=ended.code, difference=difference)
+        if difference is not None and not findings:
             raise UsageError(
                 "the job in which ranks are killed differs from the undisturbed job before any "
                 f"rank was killed: {difference.sentence()}; see {ended.run_dir}"
             )
-        tried: list[str] = []
-        for kill in kills:
-            before = guilty is None or (kill.step, kill.phase) != (guilty.step, guilty.phase)
-            finding = (
-                self._unharmed(kill, kill.spec in fired, ended)
-                if before
-                else self._harmed(kill, difference, ended)
-            )
-            self._found(finding)
-            tried.append(kill.phase)
-            if not before:
-                break
-        return tried
+        for finding in findings:
+            self._found(self._completed(finding, ended))
+        return [finding.phase for finding in findings]
 
-    def _compare(self, other: Digests) -> Difference | None:
+    def _compare(self, ended: Ended) -> Difference | None:
         """
-        Return the first difference between the run `other` and the undisturbed run, or None.
+        Return the first difference between a job in which ranks were killed and the undisturbed
+        job, or None.
 
         If there is a difference, make a second undisturbed run. Values of `session.record` that
-        differ between the two undisturbed runs are then ignored. Raises `UsageError` if anything
-        else differs between the two undisturbed runs.
+        differ between the two undisturbed runs are then ignored. If the time is over, this run
+        cannot be made, and None is returned. Raises `UsageError` if anything else differs between
+        the two undisturbed runs.
         """
         assert self._calm is not None
-        calm = self._calm
-        difference = first_difference(calm, other)
-        if difference is None:
+        calm, whole = self._calm, ended.code == 0
+        other = read_digests(ended.run_dir, self.ranks)
+        difference = first_difference(calm, other, whole=whole)
+        if difference is None or (self._again is None and ended.code is None):
             return None
         if self._again is None:
             self._again = self._undisturbed("undisturbed-again")
@@ -213,27 +206,31 @@ class Verifier:
                 "checkpoints, let each job write its own: below the directory that the environment "
                 "variable TFT_RUN_DIR names"
             )
-        return first_difference(calm, other, volatile=volatile)
+        return first_difference(calm, other, volatile=volatile, whole=whole)
 
-    def _unharmed(self, kill: Kill, fired: bool, ended: Ended) -> Finding:
-        if not fired:
-            why = _unfired(kill)
-            return Finding(phase=kill.phase, result=NOT_TRIED, kill=kill, why=why)
-        return Finding(
-            phase=kill.phase, result=IDENTICAL, kill=kill, run_dir=ended.run_dir,
-            inexact=_inexact(ended, kill),
-        )  # fmt: skip
+    def _completed(self, finding: Finding, ended: Ended) -> Finding:
+        """
+        Return a finding with what is known from its job: the run directory, what the job reports
+        about the kill, and how the job has failed.
+        """
+        if finding.result == NOT_TRIED or finding.kill is None:
+            return finding
+        why = self._failure(ended) if finding.result == DIFFERS else ""
+        return replace(
+            finding, why=why, inexact=_inexact(ended, finding.kill), run_dir=ended.run_dir
+        )
 
-    def _harmed(self, kill: Kill, difference: Difference | None, ended: Ended) -> Finding:
-        why = ""
+    def _failure(self, ended: Ended) -> str:
+        """
+        Return a text that says how a job has failed, or an empty text if it has ended well.
+        """
+        if ended.code == 0:
+            return ""
         if ended.code is None:
-            why = f"the job has not ended within the limit of {self.limit:.0f} s"
-        elif ended.code:
-            why = f"the job ended with exit code {ended.code}:\n{_last_lines(ended)}"
-        return Finding(
-            phase=kill.phase, result=DIFFERS, kill=kill, difference=difference, why=why,
-            inexact=_inexact(ended, kill), run_dir=ended.run_dir,
-        )  # fmt: skip
+            how = f"the job has not ended within the limit of {self.limit:.0f} s"
+        else:
+            how = f"the job ended with exit code {ended.code}"
+        return f"{how}:\n{_last_lines(ended)}"
 
     def _found(self, finding: Finding) -> None:
         self._findings.append(finding)
@@ -243,6 +240,8 @@ class Verifier:
         assert self._calm is not None
         if phase == "evaluation" and not self._calm.functions:
             return "no function of session.evaluate or session.after_step was called"
+        if self._over:
+            return f"the limit of {self.limit:.0f} s for all jobs together is over"
         return (
             f"the undisturbed job has trained {self._calm.last} steps, which are too few for a "
             "kill in this phase"
@@ -256,26 +255,6 @@ class Verifier:
         ]  # fmt: skip
         options = [*self.options, *settings, *specs]
         return run_job(self.directory / name, options, self.command, until=self._until)
-
-
-def _guilty(
-    kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
-) -> Kill | None:
-    """
-    Return the kill that explains why a job differs from the undisturbed job, or why it has failed.
-
-    This is the last kill that was carried out, not counting kills after the step of the difference.
-    If the job failed without a difference before any kill was carried out, return the first planned
-    kill. Return None if the difference came before all kills.
-    """
-    done = [kill for kill in kills if kill.spec in fired]
-    if difference is not None:
-        done = [kill for kill in done if kill.step <= difference.step]
-    if not done and difference is None and kills:
-        # the job has failed before any kill was carried out: blame the first planned kill, so that
-        # the failure is reported for its phase
-        return kills[0]
-    return max(done, key=lambda kill: kill.step, default=None)
 
 
 def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
@@ -294,15 +273,6 @@ def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
             for sentence in incident.get("inexact") or ()
         )
     )
-
-
-def _unfired(kill: Kill) -> str:
-    if kill.phase == "evaluation":
-        return (
-            f"the functions that are called after step {kill.step} do not call the model, so no "
-            "rank was killed in them"
-        )
-    return f"rank {kill.rank} did not come to this phase in step {kill.step}"
 
 
 def _last_lines(ended: Ended) -> str:
