@@ -42,19 +42,43 @@ def results(report: dict[str, Any]) -> dict[str, str]:  # Any: JSON
 
 
 @pytest.mark.parametrize(
-    ("options", "phases"),
-    [(("--phases", "evaluation"), 1), pytest.param((), 7, marks=pytest.mark.soak)],
+    ("options", "on", "phases"),
+    [
+        (("--phases", "evaluation"), ("--on", "0"), 1),
+        pytest.param((), ("--on", "0"), 7, marks=pytest.mark.soak),
+        pytest.param((), (), 7, marks=pytest.mark.soak),
+    ],
 )
 def test_a_script_that_keeps_its_state_is_identical(
-    tmp_path: Path, options: tuple[str, ...], phases: int
+    tmp_path: Path, options: tuple[str, ...], on: tuple[str, ...], phases: int
 ) -> None:
-    """When a script evaluates after steps and keeps its state, then it is identical in each phase,
-    although a time in its rows differs from run to run."""
-    code, output, report = verify(tmp_path, *options, script=(str(SCRIPT), "--habit", "evaluate"))
+    """When a script evaluates after steps, on all ranks or on rank 0, and keeps its state, then it is
+    identical in each phase, although a time in its rows differs from run to run. Rank 0 is killed in
+    the evaluation."""
+    script = (str(SCRIPT), "--habit", "evaluate", *on)
+    code, output, report = verify(tmp_path, *options, script=script)
     assert code == 0, output
     assert set(results(report).values()) == {"identical"}
     assert len(report["phases"]) == phases
     assert f"with a rank killed in {phases} phases" in output
+    assert report["phases"][-1]["kill"]["rank"] == 0
+
+
+@pytest.mark.soak
+def test_an_evaluation_on_another_rank_is_found(tmp_path: Path) -> None:
+    """When only rank 1 evaluates, then it is killed there in one further job. When no rank does, then
+    the phase is not tried, and the reason names both ranks."""
+    script = (str(SCRIPT), "--habit", "evaluate", "--on")
+    phases = ("--phases", "tail,evaluation")
+    code, output, report = verify(tmp_path / "one", *phases, script=(*script, "1"))
+    assert code == 0, output
+    assert results(report) == {"tail": "identical", "evaluation": "identical"}
+    assert report["phases"][-1]["kill"]["rank"] == 1
+    code, output, report = verify(tmp_path / "none", *phases, script=(*script, "2"))
+    assert code == 0, output
+    assert results(report) == {"tail": "identical", "evaluation": "not tried"}
+    for rank in (0, 1):
+        assert f"rank {rank} did not call the model that was handed over" in output
 
 
 @pytest.mark.soak

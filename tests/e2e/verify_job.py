@@ -1,12 +1,13 @@
 """
 A small DDP job with one habit, for tests of `tft verify`.
 
-    verify_job.py [--steps N] [--habit random|clock|epoch|evaluate|calls|once] [--keep FILE]
+    verify_job.py [--steps N] [--habit random|clock|epoch|evaluate|calls|once]
+                  [--on RANK] [--keep FILE]
 
 `random` draws from Python's generator in the forward pass. `clock` seeds from the time. `epoch`
 keeps a number outside the state that the script hands to tft. `evaluate` evaluates after every
-fourth step. `calls` records after each step how often a function was called. `once` makes the file
-of `--keep`, and fails if it exists.
+fourth step, with `--on` on one rank only. `calls` records after each step how often a function was
+called. `once` makes the file of `--keep`, and fails if it exists.
 """
 
 import argparse
@@ -26,6 +27,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--habit", default="")
 parser.add_argument("--plain", action="store_true")
+parser.add_argument("--on", type=int, default=None)
 parser.add_argument("--keep", default="")
 args = parser.parse_args()
 
@@ -52,8 +54,10 @@ def batch(step: int) -> Tensor:
 
 def evaluate(step: int) -> None:
     """
-    Record the loss of a batch that no training step uses.
+    Record the loss of a batch that no training step uses. With `--on`, only one rank does it.
     """
+    if args.on not in (None, session.rank):
+        return
     with torch.no_grad():
         session.record({"loss": model(batch(-step)).mean().item(), "at": time.time()})
 

@@ -5,7 +5,7 @@ What one job says about the kills in it.
 import pytest
 
 from tft.verify.differences import Difference
-from tft.verify.judgement import DIFFERS, IDENTICAL, NOT_TRIED, Finding, judge
+from tft.verify.judgement import DIFFERS, IDENTICAL, NOT_TRIED, Finding, judge, settle
 from tft.verify.schedule import Kill
 
 FORWARD = Kill(phase="forward", rank=1, step=2)
@@ -81,3 +81,58 @@ def test_failure_is_never_taken_for_a_result(code: int | None) -> None:
         ]
     [alone] = judge(KILLS[2:], fired=(), code=code, difference=differs(6))
     assert (alone.result, alone.killed) == (DIFFERS, False)
+
+
+OTHERS = tuple(Kill(phase="evaluation", rank=rank, step=8 * (4 - rank)) for rank in (3, 2, 1))
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_several_kills_in_an_evaluation_are_one_finding(code: int) -> None:
+    """When several ranks are to be killed in the evaluation, then the phase is identical if one of
+    them was killed, and differs if one of them has changed the training."""
+    fired = [OTHERS[1].spec, OTHERS[2].spec]
+    [found] = judge(OTHERS, fired=fired, code=0, difference=None)
+    assert (found.result, found.kill, found.killed) == (IDENTICAL, OTHERS[1], True)
+    [found] = judge(OTHERS, fired=fired, code=code, difference=differs(25))
+    assert (found.result, found.kill, found.killed) == (DIFFERS, OTHERS[2], True)
+
+
+def test_ranks_that_do_not_call_the_model_are_named() -> None:
+    """When rank 0 does not call the model in the evaluation, then the others are tried before that
+    is reported, and the reason has a line for each rank. Without time for it, or steps for all ranks,
+    the reason says so."""
+    zero = Kill(phase="evaluation", rank=0, step=16)
+    [alone] = judge([zero], fired=(), code=0, difference=None)
+    assert settle(alone, None, untried=2, time=True) is None
+    hurried = settle(alone, None, untried=2, time=False)
+    assert hurried is not None
+    first = "in the functions after step 16, rank 0 did not call the model that was handed over"
+    assert hurried.why.splitlines() == [
+        first, "no time was left to try other ranks: give a higher --limit",
+    ]  # fmt: skip
+    [rest] = judge(OTHERS[:2], fired=(), code=0, difference=None)
+    settled = settle(rest, alone, untried=1, time=True)
+    assert settled is not None
+    assert (settled.result, settled.why.splitlines()) == (
+        NOT_TRIED,
+        [
+            first,
+            "in the functions after step 8, rank 3 did not call the model that was handed over",
+            "in the functions after step 16, rank 2 did not call the model that was handed over",
+            "ranks not tried for lack of such steps: 1; give more --steps",
+        ],
+    )
+    complete = settle(rest, alone, untried=0, time=True)
+    assert complete is not None
+    assert settled.why.startswith(complete.why)
+    assert "not tried" not in complete.why
+
+
+def test_other_findings_are_reported_at_once() -> None:
+    """When a rank was killed in the evaluation, or another phase was not tried, then no other ranks
+    are tried."""
+    zero = Kill(phase="evaluation", rank=0, step=8)
+    [killed] = judge([zero], fired=[zero.spec], code=0, difference=None)
+    [tail] = judge([TAIL], fired=(), code=0, difference=None)
+    for found in (killed, tail):
+        assert settle(found, None, untried=2, time=True) == found

@@ -17,6 +17,7 @@ from tft.verify import verification
 from tft.verify.digests import Digests
 from tft.verify.jobs import Ended
 from tft.verify.judgement import DIFFERS, IDENTICAL, NOT_TRIED, Finding
+from tft.verify.schedule import Kill
 from tft.verify.verification import Verification, Verifier
 
 UNFIT = "chaos: the ranks [0] were not all inside a collective of step 4"
@@ -56,6 +57,16 @@ class Overtime(Jobs):
             return ended
         self._until = 0.0
         return replace(ended, code=None)
+
+
+class LastRankEvaluates(Jobs):
+    """
+    Jobs that are not run, in which only rank 2 calls the model in an evaluation.
+    """
+
+    def _run(self, name: str, specs: Sequence[str]) -> Ended:
+        fit = [spec for spec in specs if "evaluation" not in spec or "rank=2" in spec]
+        return super()._run(name, fit)
 
 
 def timed(run_dir: Path, ranks: int) -> Digests:
@@ -127,6 +138,33 @@ def test_job_that_takes_all_the_time_is_no_refusal(
     _Printer(quiet=False).ended(found)
     said = capsys.readouterr().out
     assert said == "differs: the job for forward failed or did not end in time\n"
+
+
+@pytest.mark.parametrize(("limit", "jobs"), [(100.0, 3), (1.5, 2)])
+def test_evaluation_on_another_rank_than_0_costs_one_more_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, jobs: int
+) -> None:
+    """When only the last of three ranks calls the model in an evaluation, then it is killed there in
+    one more job. If the limit does not leave twice the time of a job, then there is no such job."""
+    long = replace(
+        CALM,
+        ends=dict.fromkeys(range(3), 20),
+        functions=dict.fromkeys((4, 8, 12, 16), ("evaluate",)),
+    )
+    monkeypatch.setattr(verification, "read_digests", lambda run_dir, ranks: long)
+    verifier = LastRankEvaluates(
+        directory=tmp_path, options=(), command=("train.py",), ranks=3, steps=20, limit=limit,
+        told=lambda _: None, began=lambda *_: None,
+    )  # fmt: skip
+    forward, evaluation = verifier.verify(("forward", "evaluation")).findings
+    assert forward.result == IDENTICAL
+    assert len(list(tmp_path.iterdir())) == jobs
+    if jobs == 3:
+        assert (evaluation.result, evaluation.kill) == (
+            IDENTICAL, Kill(phase="evaluation", rank=2, step=4),
+        )  # fmt: skip
+    else:
+        assert (evaluation.result, "no time was left" in evaluation.why) == (NOT_TRIED, True)
 
 
 def test_nothing_tried_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

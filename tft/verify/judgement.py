@@ -4,7 +4,8 @@ was. All functions are pure.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from tft.verify.differences import Difference
@@ -43,7 +44,7 @@ def judge(
     difference: Difference | None,
 ) -> tuple[Finding, ...]:
     """
-    Return what a job says about each of its `kills`, which are in the order of their steps.
+    Return what a job says about the phases of its `kills`, which are in the order of their steps.
 
     `fired` has the specs of the kills that were carried out. `code` is the exit code of the job, or
     None if it was ended because its time was over. `difference` is its first difference from the
@@ -58,14 +59,32 @@ def judge(
         return ()
     told = kills if guilty is None else kills[: kills.index(guilty) + 1]
     return tuple(
-        Finding(
-            phase=kill.phase, result=DIFFERS, kill=kill, killed=kill.spec in fired,
-            difference=difference,
-        )
-        if kill == guilty
-        else _unharmed(kill, kill.spec in fired)
-        for kill in told
-    )  # fmt: skip
+        _found(list(planned), guilty, fired, difference)
+        for _, planned in groupby(told, key=lambda kill: kill.phase)
+    )
+
+
+def settle(finding: Finding, alone: Finding | None, *, untried: int, time: bool) -> Finding | None:
+    """
+    Return the finding to report for a phase, or None if the other ranks are to be tried before
+    that.
+
+    A user may evaluate on one rank only. So if rank 0 does not call the model in the phase
+    `evaluation`, the others are tried in one further job, if there is `time` for it. `alone` is the
+    finding about rank 0 when they were. `untried` is the number of ranks for which that job had no
+    step.
+    """
+    if finding.phase != "evaluation" or finding.result != NOT_TRIED:
+        return finding
+    if alone is None and time:
+        return None
+    if alone is None:
+        reasons = [finding.why, "no time was left to try other ranks: give a higher --limit"]
+    else:
+        reasons = [alone.why, finding.why]
+        if untried:
+            reasons.append(f"ranks not tried for lack of such steps: {untried}; give more --steps")
+    return replace(finding, why="\n".join(reasons))
 
 
 def _guilty(
@@ -104,16 +123,32 @@ def _can_cause(kill: Kill, difference: Difference) -> bool:
     return first <= difference.step
 
 
-def _unharmed(kill: Kill, killed: bool) -> Finding:
-    if killed:
-        return Finding(phase=kill.phase, result=IDENTICAL, kill=kill, killed=True)
-    return Finding(phase=kill.phase, result=NOT_TRIED, kill=kill, why=_unfired(kill))
+def _found(
+    planned: Sequence[Kill],
+    guilty: Kill | None,
+    fired: Collection[str],
+    difference: Difference | None,
+) -> Finding:
+    """
+    Return the finding for the phase of the `planned` kills.
+    """
+    phase = planned[0].phase
+    if guilty is not None and guilty in planned:
+        return Finding(
+            phase=phase, result=DIFFERS, kill=guilty, killed=guilty.spec in fired,
+            difference=difference,
+        )  # fmt: skip
+    for kill in planned:
+        if kill.spec in fired:
+            return Finding(phase=phase, result=IDENTICAL, kill=kill, killed=True)
+    why = "\n".join(_unfired(kill) for kill in planned)
+    return Finding(phase=phase, result=NOT_TRIED, kill=planned[0], why=why)
 
 
 def _unfired(kill: Kill) -> str:
     if kill.phase == "evaluation":
         return (
-            f"the functions that are called after step {kill.step} do not call the model, so no "
-            "rank was killed in them"
+            f"in the functions after step {kill.step}, rank {kill.rank} did not call the model "
+            "that was handed over"
         )
     return f"rank {kill.rank} did not come to this phase in step {kill.step}"

@@ -36,29 +36,48 @@ class Kill:
 
 
 def schedule(
-    phases: Sequence[str], *, ranks: int, last: int, evaluated: Collection[int]
+    phases: Sequence[str],
+    *,
+    ranks: int,
+    last: int,
+    evaluated: Collection[int],
+    others: bool = False,
 ) -> tuple[Kill, ...]:
     """
     Return the kills of one run of `last` steps: one kill for each of `phases`, as far as the run
     has enough steps.
 
-    The index of a phase in `PHASES` decides which rank is killed, so that different phases kill
-    different ranks. `evaluated` lists the steps after which functions of the user are called. A
-    kill in the phase `evaluation` can happen only at one of these steps. No rank is killed in the
-    step `last` or later.
+    `evaluated` lists the steps after which functions of the user are called. A kill in the phase
+    `evaluation` can happen only at one of these steps. With `others`, rank 0 is known not to call
+    the model there. Then each other rank is killed in this phase, as far as the run has enough
+    steps. No rank is killed in the step `last` or later.
     """
     kills: list[Kill] = []
     step = FIRST
     for phase in phases:
-        if phase != "evaluation":
-            at: int | None = step
-        else:
-            at = min((each for each in evaluated if each >= step), default=None)
-        if at is None or at >= last:
-            continue
-        kills.append(Kill(phase=phase, rank=(PHASES.index(phase) + 1) % ranks, step=at))
-        step = at + APART
+        for rank in _victims(phase, ranks, others=others):
+            if phase != "evaluation":
+                at: int | None = step
+            else:
+                at = min((each for each in evaluated if each >= step), default=None)
+            if at is None or at >= last:
+                break
+            kills.append(Kill(phase=phase, rank=rank, step=at))
+            step = at + APART
     return tuple(kills)
+
+
+def _victims(phase: str, ranks: int, *, others: bool) -> Sequence[int]:
+    """
+    Return the ranks to kill in a phase, one after the other.
+
+    Different phases kill different ranks. Rank 0 is killed in `tail` and in `evaluation`, where it
+    often does what no other rank does. If another rank evaluates alone, it is the last one most
+    often, so the others begin with that.
+    """
+    if phase == "evaluation":
+        return range(ranks - 1, 0, -1) if others else (0,)
+    return ((PHASES.index("tail") - PHASES.index(phase)) % ranks,)
 
 
 def steps_for(phases: Sequence[str]) -> int:

@@ -12,11 +12,14 @@ from tft.errors import UsageError
 from tft.verify.differences import Difference, first_difference, volatile_keys
 from tft.verify.digests import Digests, read_digests
 from tft.verify.jobs import OUTPUT, Ended, run_job
-from tft.verify.judgement import DIFFERS, NOT_TRIED, Finding, judge
+from tft.verify.judgement import DIFFERS, NOT_TRIED, Finding, judge, settle
 from tft.verify.schedule import Kill, schedule
 
 _SHOWN = 12
 """The number of lines at the end of a job's output that an error message shows."""
+_FURTHER = 2.0
+"""How many times as long as the last job the remaining time must be, so that a job is begun only to
+kill other ranks. A job that does not end in time would count as a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class Verifier:
     _calm: Digests | None = None
     _again: Digests | None = None
     _volatile: frozenset[str] = frozenset()
+    _alone: Finding | None = None
+    """The finding for the phase `evaluation` if rank 0 does not call the model there."""
     _findings: list[Finding] = field(default_factory=list)
 
     def verify(self, phases: Sequence[str]) -> Verification:
@@ -113,8 +118,9 @@ class Verifier:
         if self._over:
             return ()
         return schedule(
-            pending, ranks=self.ranks, last=self._calm.last, evaluated=sorted(self._calm.functions)
-        )
+            pending, ranks=self.ranks, last=self._calm.last,
+            evaluated=sorted(self._calm.functions), others=self._alone is not None,
+        )  # fmt: skip
 
     @property
     def _over(self) -> bool:
@@ -174,9 +180,17 @@ class Verifier:
                 "the job in which ranks are killed differs from the undisturbed job before any "
                 f"rank was killed: {difference.sentence()}; see {ended.run_dir}"
             )
+        time = self._until - SystemClock().now() >= _FURTHER * ended.seconds
+        untried = self.ranks - 1 - sum(kill.phase == "evaluation" for kill in kills)
+        reported = []
         for finding in findings:
-            self._found(self._completed(finding, ended))
-        return [finding.phase for finding in findings]
+            settled = settle(finding, self._alone, untried=untried, time=time)
+            if settled is None:
+                self._alone = finding
+                continue
+            self._found(self._completed(settled, ended))
+            reported.append(settled.phase)
+        return reported
 
     def _compare(self, ended: Ended) -> Difference | None:
         """
