@@ -81,6 +81,8 @@ class Striker:
         self._marks = marks
         self._marks.leave()
         self._model: Theirs = None
+        self._others: list[Theirs] = []
+        """The models of torch among the `others` that the user handed over."""
         self._optimizer: Theirs = None
         atexit.register(self._tell_unmade)
 
@@ -102,6 +104,8 @@ class Striker:
         """
         model, self._optimizer = parts["model"], parts.get("optimizer")
         self._model = model
+        given = (parts.get("others") or {}).values()
+        self._others = [each for each in given if hasattr(each, "named_modules")]
         if self._optimizer is None:
             self._blows = [blow for blow in self._blows if not _refused(blow.spec)]
         collectives = [spec for spec in self._joining if spec.phase == "collective"]
@@ -116,6 +120,9 @@ class Striker:
                     watch_speed(blow, blow.spec.action, model)
                 else:
                     watch_forward(blow, model)
+                if blow.spec.phase == "evaluation":  # it may call a moving average of the model
+                    for other in self._others:
+                        watch_forward(blow, other)
             case "backward":
                 if isinstance(blow.spec.action, Bitflip):
                     watch_gradient(blow, blow.spec.action, model)

@@ -82,6 +82,17 @@ def test_an_evaluation_on_another_rank_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_an_evaluation_of_a_moving_average_is_tried(tmp_path: Path) -> None:
+    """When an evaluation calls only a moving average of the model, which is among `others`, then a
+    rank is killed in it."""
+    script = (str(ROOT / "examples" / "ported" / "vision_tft.py"),)
+    options = ("--phases", "evaluation", "--steps", "12")
+    code, output, report = verify(tmp_path, *options, script=script)
+    assert code == 0, output
+    assert results(report) == {"evaluation": "identical"}
+
+
+@pytest.mark.soak
 def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> None:
     """When a loss depends on numbers that tft does not keep, then the output names the first step
     that differs, the killed rank and the kind of difference. Each phase is judged by itself, and

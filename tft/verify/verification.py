@@ -253,7 +253,10 @@ class Verifier:
     def _no_room(self, phase: str) -> str:
         assert self._calm is not None
         if phase == "evaluation" and not self._calm.functions:
-            return "no function of session.evaluate or session.after_step was called"
+            return (
+                "no function of session.evaluate or session.after_step was called in "
+                f"{self._calm.last} steps: give more --steps if one is called later"
+            )
         if self._over:
             return f"the limit of {self.limit:.0f} s for all jobs together is over"
         return (
