@@ -6,9 +6,14 @@ A sampler such as torch's `DistributedSampler` draws the order of an epoch from 
 `epoch`, which the script sets with `set_epoch`. torchdata's `StatefulDataLoader` draws this order
 when it makes its iterator, and its state does not contain the epoch. So the epoch must be set
 before the loader makes its iterator, also in a replacement process, whose script has set none.
+
+There are two epochs: that from which the present order was drawn, and the present one. They differ
+if the script has called `set_epoch` since the order was drawn. The first is a part of the position.
+The second is kept beside it, because the tail of a step may change it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from operator import index
 from typing import Any
 
@@ -23,9 +28,8 @@ _EPOCHS = "tft.epochs"
 _POSITION = "tft.position"
 """The key of the position as the user's object has returned it."""
 
-_Epochs = Mapping[str, Sequence[int]]
-"""For each sampler or dataset, two epochs: that from which the present order was drawn, and the
-present one. They differ if the script has called `set_epoch` since the order was drawn."""
+_Epochs = Mapping[str, Mapping[str, int]]
+"""For each loader, the epoch of each sampler or dataset."""
 
 
 class DataPosition:
@@ -42,8 +46,12 @@ class DataPosition:
         read.
         """
         self.source = source
-        loaders = {place: _LoaderEpochs(each) for place, each in _loaders(source)}
-        self._loaders = {place: each for place, each in loaders.items() if each.noted()}
+        inner = getattr(source, "position", None)
+        self._inner = inner if isinstance(inner, DataPosition) else None
+        """The position within a `Prefetcher`, which keeps the epochs of its source itself."""
+        found = () if self._inner is not None else _loaders(source)
+        loaders = {place: _LoaderEpochs(each) for place, each in found}
+        self._loaders = {place: each for place, each in loaders.items() if each.present()}
 
     def state_dict(self) -> Any:
         """
@@ -54,29 +62,45 @@ class DataPosition:
         if not self._loaders:
             return position
         # note the epochs now, because the object may have drawn an order in the call above
-        epochs = {place: each.noted() for place, each in self._loaders.items()}
+        epochs = {place: each.drawn() for place, each in self._loaders.items()}
         return {_EPOCHS: epochs, _POSITION: position}
 
     def load_state_dict(self, state: Any) -> None:
         """
         Bring the object to the position `state`, which `state_dict` has returned in this or another
-        process.
+        process. The epochs are then those from which the order was drawn.
 
         Raises `UsageError` if `state` does not have the epoch of a sampler.
         """
-        epochs: Mapping[str, _Epochs] = {}
-        # without loaders, these keys may be those of a `Prefetcher`, which keeps epochs itself
+        epochs: _Epochs = {}
         if self._loaders and isinstance(state, dict) and _EPOCHS in state:
             epochs, state = state[_EPOCHS], state[_POSITION]
         for place, loader in self._loaders.items():
-            loader.set_drawn(epochs.get(place, {}))
+            loader.go_to(epochs.get(place, {}))
         self.source.load_state_dict(state)
         # In this call of `state_dict`, torchdata's StatefulDataLoader makes its iterator: it draws
         # the order of the epoch, and random numbers. So the caller restores the random generators
         # after this call.
         self.state_dict()
-        for place, loader in self._loaders.items():
-            loader.set_present(epochs[place])
+
+    def present(self) -> _Epochs | None:
+        """
+        Return the present epochs, or None if there are none.
+        """
+        if self._inner is not None:
+            kept: _Epochs | None = self.source.epochs()
+            return kept
+        return {place: each.present() for place, each in self._loaders.items()} or None
+
+    def set_present(self, epochs: _Epochs | None) -> None:
+        """
+        Set the epochs to which the script had set them.
+        """
+        if self._inner is not None:
+            self._inner.set_present(epochs)
+        elif epochs is not None:
+            for place, loader in self._loaders.items():
+                loader.go_to(epochs.get(place, {}))
 
 
 class _LoaderEpochs:
@@ -87,26 +111,38 @@ class _LoaderEpochs:
     def __init__(self, loader: "DataLoader[Any]") -> None:
         self._loader = loader
         parts = enumerate([*samplers_of(loader), *readers_of(loader)])
-        self._owners = {str(place): each for place, each in parts if hasattr(each, "set_epoch")}
+        owners = {str(place): each for place, each in parts if hasattr(each, "set_epoch")}
+        self._owners = {place: each for place, each in owners.items() if _epoch(each) is not None}
+        if not self._owners:
+            _refuse_unreadable(owners.values())
         self._order: object = None
         """The iterator of the sampler from which the present order comes."""
-        self._drawn: dict[str, int] = {}
-        """The epochs when this iterator was first seen here."""
+        self._begun = False
+        """True if the order was drawn from this iterator when it was last looked at."""
+        self._drawn: Mapping[str, int] = {}
 
-    def noted(self) -> _Epochs:
+    def present(self) -> Mapping[str, int]:
         """
-        Return the epochs. Call this whenever the loader may have made a new iterator.
+        Return the present epochs.
         """
-        present = {place: _epoch(each) for place, each in self._owners.items()}
+        found = {place: _epoch(each) for place, each in self._owners.items()}
+        return {place: epoch for place, epoch in found.items() if epoch is not None}
+
+    def drawn(self) -> Mapping[str, int]:
+        """
+        Return the epochs from which the present order was drawn. Call this whenever the loader may
+        have made a new iterator.
+        """
         iterator = getattr(self._loader, "_iterator", None)
         order = getattr(iterator, "_sampler_iter", None)
-        if order is None or order is not self._order:
-            self._order, self._drawn = order, present
-        return {place: [self._drawn[place], epoch] for place, epoch in present.items()}
+        if order is None or order is not self._order or not self._begun:
+            self._drawn = self.present()
+        self._order, self._begun = order, _has_begun(iterator)
+        return self._drawn
 
-    def set_drawn(self, epochs: _Epochs) -> None:
+    def go_to(self, epochs: Mapping[str, int]) -> None:
         """
-        Set the epochs from which the order is drawn again.
+        Set the epochs, if they are not set already: `set_epoch` may be slow, or draw an order.
         """
         for place, owner in self._owners.items():
             if place not in epochs:
@@ -116,16 +152,22 @@ class _LoaderEpochs:
                     "tft, or by a script with another sampler. Resume from a checkpoint of this "
                     "version and this script"
                 )
-            owner.set_epoch(epochs[place][0])
+            if _epoch(owner) != epochs[place]:
+                owner.set_epoch(epochs[place])
 
-    def set_present(self, epochs: _Epochs) -> None:
-        """
-        Set the epochs to which the script had set them, after the order was drawn again.
-        """
-        for place, owner in self._owners.items():
-            drawn, present = epochs[place]
-            if drawn != present:
-                owner.set_epoch(present)
+
+def _has_begun(iterator: Any) -> bool:  # Any: torchdata has no types
+    """
+    Return False if the order of an epoch is drawn with the first batch, and there was none yet. A
+    sampler or dataset whose `__iter__` is a generator function draws it so late.
+    """
+    batches = getattr(iterator, "_sampler_iter", None)
+    items = getattr(batches, "sampler_iter", None)
+    read = getattr(getattr(iterator, "_dataset_fetcher", None), "dataset_iter", None)
+    return not any(
+        isgenerator(each) and getgeneratorstate(each) == GEN_CREATED
+        for each in (batches, items, read)
+    )
 
 
 def _loaders(source: Any) -> Iterator[tuple[str, "DataLoader[Any]"]]:
@@ -141,12 +183,25 @@ def _loaders(source: Any) -> Iterator[tuple[str, "DataLoader[Any]"]]:
             yield name, each
 
 
-def _epoch(owner: Any) -> int:  # Any: a sampler or dataset of any type
+def _epoch(owner: Any) -> int | None:  # Any: a sampler or dataset of any type
+    """
+    Return the epoch of a sampler or dataset, or None if it cannot be read.
+    """
     try:
         return index(owner.epoch)
     except (AttributeError, TypeError):
-        raise UsageError(
-            f"the {type(owner).__name__} of the loader has a method set_epoch, but no whole number "
-            "as its attribute epoch, so a replacement process could not draw the order of the same "
-            "epoch: let set_epoch keep its argument as self.epoch"
-        ) from None
+        return None
+
+
+def _refuse_unreadable(owners: Iterable[Any]) -> None:  # Any: samplers and datasets of any type
+    """
+    Raise `UsageError` for the first owner of an epoch that cannot be read. An owner with a state
+    keeps its epoch itself.
+    """
+    for owner in owners:
+        if not hasattr(owner, "load_state_dict"):
+            raise UsageError(
+                f"the {type(owner).__name__} of the loader has a method set_epoch, but no whole "
+                "number as its attribute epoch, so a replacement process could not draw the order of "
+                "the same epoch: let set_epoch keep its argument as self.epoch"
+            )

@@ -215,9 +215,12 @@ class Prefetcher:
         then draw other numbers.
         """
         self._source = source
-        self._position = DataPosition(source)
+        self.position = DataPosition(source)
+        """The position of the source, with the epochs of its samplers."""
         self._ahead: list[Any] = []
         """A list with the batch that was read ahead. Empty if no batch was read ahead."""
+        self._epochs: tuple[object, object] = (None, None)
+        """The epochs of the samplers before and after the batch was read ahead."""
         self._before: Any = None
         """The position of the source before it returned the batch that was read ahead."""
 
@@ -237,8 +240,10 @@ class Prefetcher:
             return
         drawn = _drawn()
         # copy the position, because the source may return an object that it changes in place
-        self._before = deepcopy(self._position.state_dict())
+        self._before = deepcopy(self.position.state_dict())
+        before = self.position.present()
         self._ahead.append(self._source.next())
+        self._epochs = before, self.position.present()
         if _drawn() != drawn:
             raise UsageError(
                 f"a {type(self._source).__name__} that is read ahead must not draw from the random "
@@ -250,14 +255,23 @@ class Prefetcher:
         """
         Return the position of the batch that `next` returns next.
         """
-        return self._before if self._ahead else self._position.state_dict()
+        return self._before if self._ahead else self.position.state_dict()
+
+    def epochs(self) -> Any:
+        """
+        Return the present epochs of the source's samplers. If a batch was read ahead, they are the
+        epochs before that, unless the script has called `set_epoch` since.
+        """
+        before, after = self._epochs
+        present = self.position.present()
+        return before if self._ahead and present == after else present
 
     def load_state_dict(self, state: Any) -> None:
         """
         Go to the position `state`, a result of `state_dict`. Drop the batch that was read ahead.
         """
         self._ahead.clear()
-        self._position.load_state_dict(state)
+        self.position.load_state_dict(state)
 
     @property
     def skip(self) -> Callable[[int], None]:

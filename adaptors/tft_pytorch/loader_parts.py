@@ -45,7 +45,12 @@ def _found(
     waiting = list(starts)
     while waiting:
         owner = waiting.pop(0)
-        if owner is None or any(owner is each for each in (*found, *but)):
+        # a class, as of a classmethod that collates, holds nothing of its own
+        if (
+            owner is None
+            or isinstance(owner, type)
+            or any(owner is each for each in (*found, *but))
+        ):
             continue
         found.append(owner)
         waiting += [getattr(owner, name, None) for name in names]

@@ -43,7 +43,7 @@ _FLAT = frozenset({int, str, type(None)})
 """Types of values for which Python's `==` suffices to compare data positions: two equal values of
 one of these types are always packed to the same bytes."""
 
-_AFTER = ("modes", "extra", "buffers", "gradients", "attributes")
+_AFTER = ("modes", "extra", "buffers", "gradients", "attributes", "epochs")
 """The keys of the values that the tail of a step may change."""
 
 RNGS = ("torch", *GLOBAL)
@@ -72,9 +72,9 @@ class RankLocalState:
         self._only_torch = set(rngs) <= {"torch"}
         self._closed = b""
         """The rank-local state that was captured when the last update window closed."""
-        self._left: tuple[object, ...] = (None, None, None, None, None)
+        self._left: tuple[object, ...] = (None,) * len(_AFTER)
         """The values in `_closed` that the tail of the step may change: modes, extra states,
-        running buffers, the kinds of gradients, and attributes of modules."""
+        running buffers, the kinds of gradients, attributes of modules, and epochs of samplers."""
         self._generator = torch.default_generator
         self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
@@ -163,6 +163,9 @@ class RankLocalState:
             self.statistics.note()
         if self.statistics.moving:
             state["statistics"] = self.statistics.moving
+        epochs = self._epochs()
+        if epochs is not None:
+            state["epochs"] = epochs
         if self._data is not None:
             state["data"] = self._data.state_dict()
         if extra is None and buffers is None and self._only_torch:
@@ -170,7 +173,10 @@ class RankLocalState:
         else:
             packed = self._packed(state)
         if closing:
-            self._closed, self._left = packed, (modes, extra, buffers, gradients, attributes)
+            self._closed, self._left = (
+                packed,
+                (modes, extra, buffers, gradients, attributes, epochs),
+            )
         return packed
 
     def _packed_once(self, state: dict[str, object]) -> bytes:
@@ -212,8 +218,8 @@ class RankLocalState:
         since the update window closed.
 
         The result is the state that was captured when the update window closed, except for the
-        modes, extra states, running buffers, gradients and attributes of modules. For these values
-        the present content is used.
+        modes, extra states, running buffers, gradients, attributes of modules, and epochs of
+        samplers. For these values the present content is used.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         otherwise: then the loop may still drop its gradients, so no gradient is noted.
@@ -223,7 +229,8 @@ class RankLocalState:
         attributes, more = self.attributes.noted()
         buffers = self.running.again(self._left[2], INLINE - size - more)
         gradients = self.gradients.ended() if tail else None
-        left = (self.modes.noted(closing=True), extra, buffers, gradients, attributes)
+        modes = self.modes.noted(closing=True)
+        left = (modes, extra, buffers, gradients, attributes, self._epochs())
         if left == self._left or not self._closed:
             return None
         now = dict(zip(_AFTER, left, strict=True))
@@ -248,6 +255,7 @@ class RankLocalState:
         if self._data is not None:
             # This may draw random numbers, so the random generators are restored after it.
             self._data.load_state_dict(_position(state["data"]))
+            self._data.set_present(state.get("epochs"))
         self._put_random_back(state)
         with torch.no_grad():
             lost = [self.running.restore(state.get("buffers"))]
@@ -337,6 +345,9 @@ class RankLocalState:
         if self._data is not None:
             found["data"] = _apart(without_marks(self._data.state_dict()))
         return {name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in found.items()}
+
+    def _epochs(self) -> object:
+        return None if self._data is None else self._data.present()
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()

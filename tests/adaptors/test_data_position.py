@@ -260,6 +260,129 @@ def test_a_source_around_a_loader_goes_on_in_its_epoch(before: int, *, ahead: bo
         assert [each.next().tolist() for _ in range(9)] == lost
 
 
+class Delegating(Around):
+    """
+    A sampler that passes the epoch on.
+    """
+
+    def __init__(self, inner: DistributedSampler[int]) -> None:
+        super().__init__(inner)
+        self.set_epoch = inner.set_epoch
+
+
+class Collated(Items):
+    """
+    A dataset with a class method that makes batches.
+    """
+
+    @classmethod
+    def collate(cls, items: list[int]) -> torch.Tensor:
+        """
+        Make a batch.
+        """
+        return torch.tensor(items)
+
+
+def test_a_sampler_that_passes_the_epoch_on_is_kept_by_the_inner_one() -> None:
+    """When a sampler without an epoch of its own passes it on, then the inner one's is kept."""
+    data = loader(Delegating(sharded()))
+    state = adopted(data)
+    list(data)
+    data.sampler.set_epoch(1)
+    batches = iter(data)
+    taken(batches, 2)
+    local_state, lost = state.capture(), taken(batches, 3)
+    other = loader(Delegating(sharded()))
+    adopted(other).rollback(local_state)
+    assert taken(iter(other), 3) == lost
+
+
+def test_a_class_is_no_owner_of_an_epoch() -> None:
+    """When a class method of a dataset collates, then its class is not asked for an epoch."""
+    items = Collated()
+    state = adopted(loader(SequentialSampler(items), dataset=items, collate_fn=Collated.collate))
+    state.rollback(state.capture())
+
+
+def test_an_epoch_that_is_set_in_the_tail_of_a_step_counts() -> None:
+    """When a script calls `set_epoch` after the update window of the last step of an epoch, then
+    the next epoch has its order after an incident in the next step, on all ranks."""
+    data, set_epoch = plain(0)
+    state = adopted(data)
+    batches = iter(data)
+    taken(batches, 6)
+    closed = state.capture(closing=True)
+    set_epoch(1)
+    ended = state.end_step(tail=True)
+    assert ended is not None
+    assert ended != closed
+    lost = taken(iter(data), 3)
+    other, _ = plain(0)
+    for each, restored in ((data, state), (other, adopted(other))):
+        restored.rollback(ended)
+        assert each.sampler.epoch == 1
+        rest = iter(each)
+        found = [batch.tolist() for batch in rest] or [batch.tolist() for batch in iter(each)]
+        assert found[:3] == lost
+
+
+class Lazy(Around):
+    """
+    A sampler that draws the order with the first item.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self._inner.set_epoch(epoch)  # type: ignore[attr-defined]  # it has an epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._inner
+
+
+def test_an_order_that_is_drawn_with_the_first_item_has_the_epoch_set_before_it() -> None:
+    """When a script calls `set_epoch` after `session.adopt`, and the sampler draws its order with
+    the first item, then the order is drawn again from that epoch."""
+    data = loader(Lazy(sharded()))
+    state = adopted(data)
+    data.sampler.set_epoch(1)
+    batches = iter(data)
+    taken(batches, 1)
+    local_state, lost = state.capture(), taken(batches, 3)
+    other = loader(Lazy(sharded()))
+    for each, restored in ((data, state), (other, adopted(other))):
+        restored.rollback(local_state)
+        assert taken(iter(each), 3) == lost
+
+
+class Counted(Items):
+    """
+    A dataset that notes the calls of `set_epoch`.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self.calls.append(epoch)
+        super().set_epoch(epoch)
+
+
+def test_an_epoch_that_is_set_already_is_not_set_again() -> None:
+    """When nothing has to change, then `set_epoch` is not called: it may draw an order."""
+    items = Counted()
+    items.set_epoch(1)
+    data = loader(SequentialSampler(items), dataset=items)
+    state = adopted(data)
+    iter(data)
+    state.rollback(state.capture())
+    assert items.calls == [1]
+
+
 class Unreadable(Around):
     """
     A sampler that keeps its epoch to itself.
@@ -275,7 +398,7 @@ def test_a_sampler_whose_epoch_cannot_be_read_is_refused() -> None:
     """When a sampler has `set_epoch` and no attribute `epoch`, then it is refused with a sentence
     that says what to do."""
     with pytest.raises(UsageError, match=r"the Unreadable of the loader .* as self\.epoch"):
-        adopted(loader(Unreadable(sharded())))
+        adopted(loader(Unreadable(SequentialSampler(range(24)))))
 
 
 def test_a_position_without_the_epoch_of_a_sampler_is_refused() -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from tests.core.lives import trained
 from tests.core.test_comparison import not_checkpointed
-from tft.protocol.messages import Commit, Faulted, FaultKind, Load, Noticed, Restore, Save
+from tft.protocol.messages import (
+    Commit,
+    Faulted,
+    FaultKind,
+    Load,
+    Noticed,
+    OrderName,
+    Restore,
+    Save,
+)
 from tft.testing.scripted import ScriptedJob
 
 SINCE = 2
@@ -76,6 +85,41 @@ def test_limit_counts_although_the_rank_is_being_replaced(when: str) -> None:
         job.settle()
         job.kill(2)
     assert went_back(job)
+
+
+@pytest.mark.parametrize("order", ["regroup", "rebuild", "rollback"])
+def test_last_update_of_a_rank_that_leaves_the_job_is_given_up(order: OrderName) -> None:
+    """When a rank is lost, and the others go on without it, then a notice that its last update has
+    spread wrong numbers counts until they train."""
+    job = trained(4, steps=3, keeps=3, enable=frozenset({"retry", "scale_in", "dump"}))
+    job.checkpointed(1)
+    job.script.muted = {(0, order)}
+    job.kill(2)
+    job.settle()
+    job.notice(2, "memory", "the card had wrong results", polluted=True)
+    job.script.muted = set()
+    job.repeat()
+    job.settle()
+    assert max(order.step for order in job.said if isinstance(order, (Restore, Load))) < 3
+
+
+def test_notice_about_a_rank_that_was_lost_in_an_earlier_incident_is_ignored() -> None:
+    """When a rank has left the job, and another one leaves later, then a notice about the first one
+    changes nothing."""
+    job = trained(4, steps=3, keeps=3, enable=frozenset({"retry", "scale_in", "dump"}))
+    job.checkpointed(1)
+    job.kill(2)
+    job.settle()
+    job.train(5)
+    job.script.muted = {(0, "rollback")}
+    job.kill(1)
+    job.settle()
+    evidence = "the card had wrong results"
+    job.report(Noticed(rank=2, kind="memory", evidence=evidence, polluted=True, at=job.now))
+    job.script.muted = set()
+    job.repeat()
+    job.settle()
+    assert not any(isinstance(order, (Restore, Load)) for order in job.said)
 
 
 @pytest.mark.parametrize("when", ["gone", "starting", "fetching", "ending"])

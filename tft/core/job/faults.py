@@ -178,11 +178,19 @@ class Faults:
         replaced. If the notice says that wrong numbers may have spread, let all ranks go back to a
         step without these numbers.
         """
+        job = self._job
+        if job.state in SETTLED:
+            return
         if message.not_after is not None:
             self._spread(rank_state, message, message.not_after)
+        turnover = job.incident.turnover
+        lost_here = rank_state.rank in turnover.began_with or any(
+            rank == rank_state.rank for rank, _ in turnover.at_fault
+        )
         trained = rank_state.repaired or rank_state.left is not None
-        is_open = self._job.incident.is_open and self._job.state not in SETTLED
-        if message.polluted and trained and is_open:
+        if message.polluted and trained and lost_here and job.incident.is_open:
+            step = self._attempts.step_of(rank_state)
+            self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.evidence)
             self._attempts.pollute(rank_state)
             self._recovery.replan()
 
