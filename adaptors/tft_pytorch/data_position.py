@@ -12,7 +12,7 @@ if the script has called `set_epoch` since the order was drawn. The first is a p
 The second is kept beside it, because the tail of a step may change it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from operator import index
 from typing import Any
@@ -76,7 +76,7 @@ class DataPosition:
         if self._loaders and isinstance(state, dict) and _EPOCHS in state:
             epochs, state = state[_EPOCHS], state[_POSITION]
         for place, loader in self._loaders.items():
-            loader.go_to(epochs.get(place, {}))
+            loader.go_to(epochs.get(place, {}), again=True)
         self.source.load_state_dict(state)
         # In this call of `state_dict`, torchdata's StatefulDataLoader makes its iterator: it draws
         # the order of the epoch, and random numbers. So the caller restores the random generators
@@ -100,7 +100,7 @@ class DataPosition:
             self._inner.set_present(epochs)
         elif epochs is not None:
             for place, loader in self._loaders.items():
-                loader.go_to(epochs.get(place, {}))
+                loader.go_to(epochs.get(place, {}), again=False)
 
 
 class _LoaderEpochs:
@@ -110,11 +110,14 @@ class _LoaderEpochs:
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         self._loader = loader
-        parts = enumerate([*samplers_of(loader), *readers_of(loader)])
+        samplers = samplers_of(loader)
+        parts = enumerate([*samplers, *readers_of(loader)])
         owners = {str(place): each for place, each in parts if hasattr(each, "set_epoch")}
         self._owners = {place: each for place, each in owners.items() if _epoch(each) is not None}
-        if not self._owners:
-            _refuse_unreadable(owners.values())
+        self._samplers = {str(place) for place in range(len(samplers))} & self._owners.keys()
+        """The keys of those owners that draw the order."""
+        for place in owners.keys() - self._owners.keys():
+            _check_unreadable(owners[place], list(self._owners.values()))
         self._order: object = None
         """The iterator of the sampler from which the present order comes."""
         self._begun = False
@@ -140,9 +143,11 @@ class _LoaderEpochs:
         self._order, self._begun = order, _has_begun(iterator)
         return self._drawn
 
-    def go_to(self, epochs: Mapping[str, int]) -> None:
+    def go_to(self, epochs: Mapping[str, int], *, again: bool) -> None:
         """
-        Set the epochs, if they are not set already: `set_epoch` may be slow, or draw an order.
+        Set the epochs, if they are not set already: `set_epoch` may be slow, or draw an order. With
+        `again=True`, the order is drawn next. Then set those of samplers in any case, because their
+        `set_epoch` may begin the order anew.
         """
         for place, owner in self._owners.items():
             if place not in epochs:
@@ -152,7 +157,7 @@ class _LoaderEpochs:
                     "tft, or by a script with another sampler. Resume from a checkpoint of this "
                     "version and this script"
                 )
-            if _epoch(owner) != epochs[place]:
+            if _epoch(owner) != epochs[place] or (again and place in self._samplers):
                 owner.set_epoch(epochs[place])
 
 
@@ -193,15 +198,25 @@ def _epoch(owner: Any) -> int | None:  # Any: a sampler or dataset of any type
         return None
 
 
-def _refuse_unreadable(owners: Iterable[Any]) -> None:  # Any: samplers and datasets of any type
+def _check_unreadable(owner: Any, readable: Sequence[Any]) -> None:
     """
-    Raise `UsageError` for the first owner of an epoch that cannot be read. An owner with a state
-    keeps its epoch itself.
+    Raise `UsageError` for a sampler or dataset whose epoch cannot be read, unless it has a state,
+    and keeps its epoch itself, or passes the epoch on to one of `readable`.
     """
-    for owner in owners:
-        if not hasattr(owner, "load_state_dict"):
-            raise UsageError(
-                f"the {type(owner).__name__} of the loader has a method set_epoch, but no whole "
-                "number as its attribute epoch, so a replacement process could not draw the order of "
-                "the same epoch: let set_epoch keep its argument as self.epoch"
-            )
+    if hasattr(owner, "load_state_dict") or any(_passes_on(owner, each) for each in readable):
+        return
+    raise UsageError(
+        f"the {type(owner).__name__} of the loader has a method set_epoch, but no whole number as "
+        "its attribute epoch, so a replacement process could not draw the order of the same epoch: "
+        "let set_epoch keep its argument as self.epoch"
+    )
+
+
+def _passes_on(owner: Any, inner: Any) -> bool:
+    epoch = _epoch(inner)
+    if epoch is None:
+        return False
+    owner.set_epoch(epoch + 1)
+    follows = _epoch(inner) == epoch + 1
+    owner.set_epoch(epoch)
+    return follows

@@ -401,6 +401,60 @@ def test_a_sampler_whose_epoch_cannot_be_read_is_refused() -> None:
         adopted(loader(Unreadable(SequentialSampler(range(24)))))
 
 
+class Private(Around):
+    """
+    A sampler that keeps its epoch to itself, and does not pass it on.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self._private = epoch
+
+
+def test_a_sampler_with_a_private_epoch_round_another_one_is_refused() -> None:
+    """When a sampler keeps its epoch to itself, and the one within it has an epoch that stays 0,
+    then it is refused."""
+    with pytest.raises(UsageError, match=r"the Private of the loader .* as self\.epoch"):
+        adopted(loader(Private(sharded())))
+
+
+class Cursor(Around):
+    """
+    A sampler whose `set_epoch` makes the order, and which moves through it.
+    """
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self.epoch = epoch
+        generator = torch.Generator().manual_seed(epoch)
+        self.order, self.at = torch.randperm(12, generator=generator).tolist(), 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < len(self.order):
+            self.at += 1
+            yield self.order[self.at - 1]
+
+
+def test_a_sampler_that_moves_through_its_order_begins_it_anew() -> None:
+    """When `set_epoch` makes the order and a cursor in it, then a survivor of an incident within
+    the epoch takes the batches that were lost."""
+    sampler = Cursor(sharded())
+    sampler.set_epoch(0)
+    data = loader(sampler)
+    state = adopted(data)
+    batches = iter(data)
+    taken(batches, 2)
+    local_state, lost = state.capture(), taken(batches, 3)
+    state.rollback(local_state)
+    assert taken(iter(data), 3) == lost
+
+
 def test_a_position_without_the_epoch_of_a_sampler_is_refused() -> None:
     """When a position has no epoch, as in a checkpoint of an earlier version, then it is refused:
     the rest of the epoch would come in another order."""
