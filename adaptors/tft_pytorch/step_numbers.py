@@ -97,7 +97,7 @@ class Watch:
         self._pending: list[Tensor] = []
         """Losses on a device. The method `take` reads these losses, when the device has done its
         work."""
-        self._own: list[float] = []
+        self._own: list[Tensor] = []
         self._norm: Tensor | None = None
         """The norm of all gradients of the model before they were clipped."""
         self._clipped: list[Tensor] = []
@@ -109,7 +109,8 @@ class Watch:
         changed it yet.
         """
         if self._refuse is not None and gradient.layout == torch.strided:
-            self._own.append(torch.linalg.vector_norm(gradient).item())
+            # `take` reads the number, when the code that reads a tensor is in the caches
+            self._own.append(torch.linalg.vector_norm(gradient.detach()))
 
     def take(self) -> Numbers:
         """
@@ -122,9 +123,12 @@ class Watch:
             self._see(loss, scaler)
         norm = self._norm if self._norm is not None else _norm_of(self._gradients())
         found = None if norm is None else _unscaled(norm.item(), made, scaler)
-        if scaler is None:  # a GradScaler handles gradients that overflow itself
+        # a GradScaler handles gradients that overflow itself
+        if scaler is None and (self._beside or self._clipped):
             found = self._wrong_beside() or found
-        numbers = Numbers(losses=tuple(self._losses), norm=found, own=tuple(self._own))
+        numbers = Numbers(
+            losses=tuple(self._losses), norm=found, own=tuple(each.item() for each in self._own)
+        )
         self.begin_step()
         return numbers
 
@@ -137,7 +141,7 @@ class Watch:
             self._norm = None
             found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]
-            refused = [self._begins(loss.detach()) for loss in losses]
+            refused = [self._begins(loss) for loss in losses]
             if any(refused) and len(losses) == len(found):
                 tensors = found
                 grad_tensors = [torch.full_like(loss, float("nan")) for loss in losses]
@@ -161,8 +165,8 @@ class Watch:
         Note a loss. Return whether the gradients of the backward pass from this loss must become
         NaN.
         """
-        if loss.device.type != "cpu":
-            self._pending.append(loss)
+        if not loss.is_cpu:  # takes a tenth of the time of `loss.device.type`
+            self._pending.append(loss.detach())
             return False
         made = self._made()
         scaler = None if made is None else scaler_of(made)
@@ -179,7 +183,7 @@ class Watch:
                 self._losses.append(value)
                 return False
             value /= scaler.get_scale()
-        overflowed = float("inf") in map(abs, self._losses)
+        overflowed = bool(self._losses) and math.inf in map(abs, self._losses)
         self._losses.append(value)
         return self._refuse is not None and not overflowed and self._refuse(value)
 

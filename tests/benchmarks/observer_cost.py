@@ -33,6 +33,9 @@ CASES = {
 BLOCKS = 1100
 """With so many, the interval of the time is at most 0.01 wide on a machine without other work. One
 case takes five minutes."""
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+"""Settings with which malloc gives no memory back to the system. Otherwise some steps have 3,000 page
+faults and others none, which takes 10 ms, and small allocations decide which."""
 BATCH = 16
 """The samples of a batch. A step takes about 60 ms with it. With the example's batch of 2 samples, a
 step takes 14 ms, and its time varies by 4 ms: the processes of the job wait for each other."""
@@ -76,7 +79,7 @@ def measured(options: Sequence[str], words: Sequence[str]) -> dict[str, list[flo
         ]  # fmt: skip
         subprocess.run(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=ROOT,
-            timeout=2700, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=2700, env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
         )  # fmt: skip
         told = json.loads(Path(directory, "run", "times.json").read_text())
     return {
