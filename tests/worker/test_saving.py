@@ -277,6 +277,26 @@ def test_checkpoint_is_refused_by_the_other_kind_of_load(tmp_path: Path) -> None
     assert script.calls == [("dense", 7)]
 
 
+def test_a_copy_that_fails_leaves_the_copies_of_other_shards(tmp_path: Path) -> None:
+    """When the further copy of one shard cannot be written, then the copy of another shard in the
+    same directory stays, because the checkpoint lists its files."""
+
+    def write(place: Path) -> list[str]:
+        (place / "dense").mkdir()
+        (place / "dense" / "values").write_text("1")
+        return ["dense/values"]
+
+    def full(place: Path) -> list[str]:
+        (place / "optimizer.0").mkdir()
+        (place / "optimizer.0" / "values").write_text("2")
+        raise OSError(28, "No space left on device")
+
+    by = saving(Plain())
+    assert by.copied(tmp_path / "copy-rank1", "dense", write) == ["copy-rank1/dense/values"]
+    assert by.copied(tmp_path / "copy-rank1", "optimizer.0", full) == ()
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["copy-rank1", "dense", "values"]
+
+
 def nothing(directory: Path, step: int) -> None:
     """
     Save only an empty directory.

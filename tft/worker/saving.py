@@ -9,6 +9,7 @@ import inspect
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,11 @@ class Saving:
             return [f"{place.name}/{name}" for name in write(place)]
         except Exception as error:
             log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
-            # remove the incomplete copy: the disk space is needed
-            shutil.rmtree(place, ignore_errors=True)
+            # remove the incomplete copy: the disk space is needed. Leave the copies of other shards
+            for left in (place / shard, place / _beside(shard)):
+                shutil.rmtree(left, ignore_errors=True)
+                with suppress(OSError):
+                    left.unlink()
             return ()
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
