@@ -138,6 +138,8 @@ class AdoptedMaker:
                 "for the parameters that other ranks of its replica group update, because the "
                 "exchange of the updated parameters was interrupted, or has not happened yet"
             )
+        if optimizer is not None:
+            optimizer.hand_settings_down()
         return self._shards[shard].beside()
 
     def replaced(self, shard: str, beside: bytes) -> None:

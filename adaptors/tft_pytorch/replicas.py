@@ -132,7 +132,7 @@ class ReplicaOptimizer(Optimizer):
             )
         self._fresh = False
         self.whole, self.exchanging = self.shares == 1, False
-        set_groups(self.optim.param_groups, self.param_groups)
+        self.hand_settings_down()
         for parameter, master in self._masters.items():
             _hand_down(parameter, master)
         self.optim.step()
@@ -240,6 +240,13 @@ class ReplicaOptimizer(Optimizer):
         self._fresh = False
         self.whole, self.exchanging = self.shares == 1, False
         self.refresh()
+
+    def hand_settings_down(self) -> None:
+        """
+        Copy the settings of `param_groups` to the groups of the inner optimizer `optim`. A scheduler
+        has changed the former only. Call this before the script saves the state of `optim`.
+        """
+        set_groups(self.optim.param_groups, self.param_groups)
 
     def reread(self) -> None:
         """

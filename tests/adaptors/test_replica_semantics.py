@@ -145,6 +145,31 @@ def test_loading_16_bit_parameters_without_their_masters_is_refused() -> None:
     assert same(read, model)
 
 
+def test_the_learning_rate_of_the_next_step_is_saved() -> None:
+    """When a scheduler has lowered the learning rate after the last step, and a script's own
+    functions save and load the inner optimizer, then the next step has the lowered rate."""
+
+    def adopted() -> tuple[nn.Module, ReplicaOptimizer, StateStore]:
+        model = net()
+        optimizer = ReplicaOptimizer(
+            model.parameters(), torch.optim.AdamW, rank=0, world=2, lr=0.01
+        )
+        return model, optimizer, adopt({"model": model, "optimizer": optimizer}, None)
+
+    model, optimizer, before = adopted()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    optimizer.step()
+    scheduler.step()
+    beside = {shard: before.beside(shard) for shard in ("dense", "optimizer.0")}
+    kept = deepcopy((model.state_dict(), optimizer.optim.state_dict()))
+    read, again, after = adopted()
+    read.load_state_dict(kept[0])
+    again.optim.load_state_dict(kept[1])
+    for shard, told in beside.items():
+        after.replaced(shard, told)
+    assert [group["lr"] for group in again.param_groups] == [0.001]
+
+
 def test_state_dict_of_a_share_is_refused() -> None:
     """When `state_dict` of a sharded optimizer is called, then it is refused, because it would
     contain only this rank's share."""
