@@ -643,6 +643,23 @@ def damaged(directory: Path) -> list[str]:
     return [each for file in (*known.files, *known.copies) if (each := _damage(directory, file))]
 
 
+def remove_shard(place: Path, shard: str) -> None:
+    """
+    Remove the files of a shard from the directory `place` of an additional copy, and the directory
+    if it is empty then.
+
+    Raises `OSError` if that fails, or if other files are in the directory.
+    """
+    for left in list(place.iterdir()):
+        if not _belongs(left.name, shard):
+            continue
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+    place.rmdir()
+
+
 def _belongs(name: str, shard: str) -> bool:
     return name == shard or name.startswith((f"{shard}/", f"{shard}."))
 

@@ -12,7 +12,7 @@ if the script has called `set_epoch` since the order was drawn. The first is a p
 The second is kept beside it, because the tail of a step may change it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from operator import index
 from typing import Any
@@ -116,8 +116,16 @@ class _LoaderEpochs:
         self._owners = {place: each for place, each in owners.items() if _epoch(each) is not None}
         self._samplers = {str(place) for place in range(len(samplers))} & self._owners.keys()
         """The keys of those owners that draw the order."""
-        for place in owners.keys() - self._owners.keys():
-            _check_unreadable(owners[place], list(self._owners.values()))
+        self._through: dict[str, list[Any]] = {}
+        """For each of these keys, the samplers and datasets that pass the epoch on to that owner."""
+        for place in sorted(owners.keys() - self._owners.keys()):
+            followers = _followers(owners[place], self._owners)
+            if not followers and not hasattr(owners[place], "load_state_dict"):
+                raise _unreadable(owners[place])
+            for follower in followers:
+                self._through.setdefault(follower, []).append(owners[place])
+                if int(place) < len(samplers):
+                    self._samplers.add(follower)
         self._order: object = None
         """The iterator of the sampler from which the present order comes."""
         self._begun = False
@@ -158,6 +166,8 @@ class _LoaderEpochs:
                     "version and this script"
                 )
             if _epoch(owner) != epochs[place] or (again and place in self._samplers):
+                for outer in self._through.get(place, ()):
+                    outer.set_epoch(epochs[place])
                 owner.set_epoch(epochs[place])
 
 
@@ -198,25 +208,28 @@ def _epoch(owner: Any) -> int | None:  # Any: a sampler or dataset of any type
         return None
 
 
-def _check_unreadable(owner: Any, readable: Sequence[Any]) -> None:
+def _followers(owner: Any, readable: Mapping[str, Any]) -> list[str]:
     """
-    Raise `UsageError` for a sampler or dataset whose epoch cannot be read, unless it has a state,
-    and keeps its epoch itself, or passes the epoch on to one of `readable`.
+    Return the keys of those in `readable` to which `owner` passes the epoch on. The epochs are then
+    as before.
     """
-    if hasattr(owner, "load_state_dict") or any(_passes_on(owner, each) for each in readable):
-        return
-    raise UsageError(
+    before = {place: _epoch(each) or 0 for place, each in readable.items()}
+    if not before:
+        return []
+    probe = max(before.values()) + 1
+    owner.set_epoch(probe)
+    found = [place for place, each in readable.items() if _epoch(each) == probe]
+    if found:
+        owner.set_epoch(before[found[0]])
+    for place, each in readable.items():
+        if _epoch(each) != before[place]:
+            each.set_epoch(before[place])
+    return found
+
+
+def _unreadable(owner: Any) -> UsageError:
+    return UsageError(
         f"the {type(owner).__name__} of the loader has a method set_epoch, but no whole number as "
         "its attribute epoch, so a replacement process could not draw the order of the same epoch: "
         "let set_epoch keep its argument as self.epoch"
     )
-
-
-def _passes_on(owner: Any, inner: Any) -> bool:
-    epoch = _epoch(inner)
-    if epoch is None:
-        return False
-    owner.set_epoch(epoch + 1)
-    follows = _epoch(inner) == epoch + 1
-    owner.set_epoch(epoch)
-    return follows

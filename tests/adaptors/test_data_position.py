@@ -420,6 +420,72 @@ def test_a_sampler_with_a_private_epoch_round_another_one_is_refused() -> None:
         adopted(loader(Private(sharded())))
 
 
+class Buckets(Around):
+    """
+    A sampler that passes its epoch on, and draws an order of its own from it.
+    """
+
+    def __init__(self, inner: DistributedSampler[int]) -> None:
+        super().__init__(inner)
+        self._own = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self._own = epoch
+        self._inner.set_epoch(epoch)  # type: ignore[attr-defined]  # it has an epoch
+
+    def __iter__(self) -> Iterator[int]:
+        items = list(self._inner)
+        generator = torch.Generator().manual_seed(self._own)
+        return iter([items[at] for at in torch.randperm(len(items), generator=generator)])
+
+
+def test_a_sampler_that_passes_the_epoch_on_and_uses_it_gets_it() -> None:
+    """When a sampler passes the epoch on and draws from it too, then a replacement has the order of
+    the epoch."""
+    data = loader(Buckets(sharded()))
+    state = adopted(data)
+    list(data)
+    data.sampler.set_epoch(1)
+    batches = iter(data)
+    taken(batches, 2)
+    local_state, lost = state.capture(), taken(batches, 3)
+    other = loader(Buckets(sharded()))
+    adopted(other).rollback(local_state)
+    assert taken(iter(other), 3) == lost
+
+
+class Views(Dataset[int]):
+    """
+    A dataset that passes the epoch on to the one within it.
+    """
+
+    def __init__(self, inner: Items) -> None:
+        self._inner = inner
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        Go to an epoch.
+        """
+        self._inner.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, item: int) -> int:
+        return self._inner[item]
+
+
+def test_epochs_that_differ_are_left_as_they_are() -> None:
+    """When sampler and dataset have different epochs at `session.adopt`, then both stay."""
+    sampler, items = sharded(), Items()
+    sampler.set_epoch(5)
+    adopted(loader(sampler, dataset=Views(items)))
+    assert (sampler.epoch, items.epoch) == (5, 0)
+
+
 class Cursor(Around):
     """
     A sampler whose `set_epoch` makes the order, and which moves through it.

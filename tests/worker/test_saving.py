@@ -289,12 +289,15 @@ def test_a_copy_that_fails_leaves_the_copies_of_other_shards(tmp_path: Path) -> 
     def full(place: Path) -> list[str]:
         (place / "optimizer.0").mkdir()
         (place / "optimizer.0" / "values").write_text("2")
+        (place / "optimizer.0.ckpt").write_text("3")
         raise OSError(28, "No space left on device")
 
     by = saving(Plain())
     assert by.copied(tmp_path / "copy-rank1", "dense", write) == ["copy-rank1/dense/values"]
     assert by.copied(tmp_path / "copy-rank1", "optimizer.0", full) == ()
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["copy-rank1", "dense", "values"]
+    assert by.copied(tmp_path / "copy-rank2", "optimizer.0", full) == ()
+    assert not (tmp_path / "copy-rank2").exists()
 
 
 def nothing(directory: Path, step: int) -> None:

@@ -187,10 +187,8 @@ class Saving:
         except Exception as error:
             log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
             # remove the incomplete copy: the disk space is needed. Leave the copies of other shards
-            for left in (place / shard, place / _beside(shard)):
-                shutil.rmtree(left, ignore_errors=True)
-                with suppress(OSError):
-                    left.unlink()
+            with suppress(OSError):
+                checkpoint.remove_shard(place, shard)
             return ()
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
