@@ -305,10 +305,20 @@ def test_gradients_that_arrive_after_the_difference_show_the_wrong_copy() -> Non
 def test_nobody_is_named_when_gradients_of_an_uninvolved_rank_differ_too() -> None:
     """When the gradients of a rank that holds neither copy come out otherwise in the same step,
     then they have another cause, and no holder is named."""
-    comparison = disputed(range(4), columns={})
+    comparison = disputed(range(4), columns={1: (1, 3), 3: (1, 3)})
     for rank, content in {0: 99, 2: 2, 3: 3, 1: 99}.items():
         contribute(comparison, rank, 1, content, AGAIN)
     assert verdicts(comparison) == []
+
+
+def test_rank_with_a_whole_model_may_compute_with_the_wrong_copy_of_another_one() -> None:
+    """When ranks hold whole models, and share the state of the optimizer, then each takes parameters
+    that one of the holders has updated. So the gradients of such a rank may come out otherwise
+    together with those of the holder that had the wrong copy."""
+    comparison = disputed(range(4), columns={})
+    for rank, content in {0: 99, 2: 2, 3: 3, 1: 99}.items():
+        contribute(comparison, rank, 1, content, AGAIN)
+    assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(0,), step=0)]
 
 
 def test_rank_of_a_replica_that_reports_no_gradients_is_not_waited_for() -> None:

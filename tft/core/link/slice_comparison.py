@@ -312,9 +312,13 @@ class SliceComparison:
         Return no holder if gradients differ on a rank that computes with neither copy. The
         difference on this rank has another cause, such as a second wrong copy. The gradients of the
         other ranks may then differ for the same cause.
+
+        A rank with a whole model that does not hold the shard computes with what one of the holders
+        has updated, and it is not known with which. So it counts as a user of each holder.
         """
         shown = tuple(rank for rank in dispute.holders if dispute.users[rank] & differ)
         users = set().union(*(dispute.users[rank] for rank in shown))
+        users |= differ - set(dispute.holders) - self._replicas.columns.keys()
         complete = set().union(*dispute.users.values()) <= reported
         return shown if complete and differ <= users else ()
 
