@@ -178,21 +178,23 @@ class Faults:
         replaced. If the notice says that wrong numbers may have spread, let all ranks go back to a
         step without these numbers.
         """
-        job = self._job
-        if job.state in SETTLED:
-            return
-        if message.not_after is not None:
-            self._spread(rank_state, message, message.not_after)
-        turnover = job.incident.turnover
-        lost_here = rank_state.rank in turnover.began_with or any(
-            rank == rank_state.rank for rank, _ in turnover.at_fault
+        job, incident = self._job, self._job.incident
+        # look before the fault is recorded: then it is a fault of this incident in any case
+        lost_here = incident.is_open and (
+            rank_state.rank in incident.turnover.began_with
+            or any(rank == rank_state.rank for rank, _ in incident.turnover.at_fault)
         )
         trained = rank_state.repaired or rank_state.left is not None
-        if message.polluted and trained and lost_here and job.incident.is_open:
-            step = self._attempts.step_of(rank_state)
-            self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.evidence)
+        polluted = message.polluted and trained and lost_here
+        if job.state in SETTLED or not (polluted or message.not_after is not None):
+            return
+        step = self._attempts.step_of(rank_state)
+        self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.evidence)
+        if message.not_after is not None:
+            job.incident.spread.lower(message.not_after)
+        if polluted:
             self._attempts.pollute(rank_state)
-            self._recovery.replan()
+        self._recovery.replan()
 
     def overtaken(self, message: Faulted) -> None:
         """
@@ -209,19 +211,17 @@ class Faults:
             return
         self._spread(rank_state, message, min(limits))
 
-    def _spread(self, rank_state: RankState, message: Faulted | Noticed, limit: int) -> None:
+    def _spread(self, rank_state: RankState, message: Faulted, limit: int) -> None:
         """
         Record the fault in `message`, and let all ranks go back to the end of step `limit` or of an
         earlier step, because copies of later steps may contain wrong numbers. Nothing is done about
-        the process that has reported the fault or had it. Do nothing if training has ended.
+        the process that has reported the fault. Do nothing if training has ended.
         """
         job = self._job
         if job.state in SETTLED:
             return
-        evidence = message.evidence if isinstance(message, Noticed) else message.summary
-        self._attempts.fault(
-            message.kind, rank_state.rank, self._attempts.step_of(rank_state), message.at, evidence
-        )
+        step = self._attempts.step_of(rank_state)
+        self._attempts.fault(message.kind, rank_state.rank, step, message.at, message.summary)
         job.incident.spread.lower(limit)
         self._recovery.replan()
 
