@@ -283,20 +283,6 @@ class Collated(Items):
         return torch.tensor(items)
 
 
-def test_a_sampler_that_passes_the_epoch_on_is_kept_by_the_inner_one() -> None:
-    """When a sampler without an epoch of its own passes it on, then the inner one's is kept."""
-    data = loader(Delegating(sharded()))
-    state = adopted(data)
-    list(data)
-    data.sampler.set_epoch(1)
-    batches = iter(data)
-    taken(batches, 2)
-    local_state, lost = state.capture(), taken(batches, 3)
-    other = loader(Delegating(sharded()))
-    adopted(other).rollback(local_state)
-    assert taken(iter(other), 3) == lost
-
-
 def test_a_class_is_no_owner_of_an_epoch() -> None:
     """When a class method of a dataset collates, then its class is not asked for an epoch."""
     items = Collated()
@@ -442,17 +428,18 @@ class Buckets(Around):
         return iter([items[at] for at in torch.randperm(len(items), generator=generator)])
 
 
-def test_a_sampler_that_passes_the_epoch_on_and_uses_it_gets_it() -> None:
-    """When a sampler passes the epoch on and draws from it too, then a replacement has the order of
-    the epoch."""
-    data = loader(Buckets(sharded()))
+@pytest.mark.parametrize("kind", [Delegating, Buckets])
+def test_a_sampler_that_passes_the_epoch_on_gets_it_in_another_process(kind: Any) -> None:
+    """When a sampler passes the epoch on, and draws from it too or not, then a replacement has the
+    order of the epoch."""
+    data = loader(kind(sharded()))
     state = adopted(data)
     list(data)
     data.sampler.set_epoch(1)
     batches = iter(data)
     taken(batches, 2)
     local_state, lost = state.capture(), taken(batches, 3)
-    other = loader(Buckets(sharded()))
+    other = loader(kind(sharded()))
     adopted(other).rollback(local_state)
     assert taken(iter(other), 3) == lost
 
