@@ -51,6 +51,34 @@ def went_back(job: ScriptedJob) -> bool:
     )
 
 
+def lose(job: ScriptedJob, when: str) -> None:
+    """
+    Bring the process of rank 2 to the stage `when` of its replacement.
+    """
+    if when == "ending":
+        job.script.deaf = {0}
+        job.notice(2, "process", "card 2 was taken away")
+        return
+    job.script.slow = {2} if when == "starting" else set()
+    job.script.muted = {(2, "fetch")} if when == "fetching" else set()
+    job.kill(2)
+    if when != "gone":
+        job.settle()
+
+
+def let_go_on(job: ScriptedJob, when: str) -> None:
+    """
+    Let the replacement of rank 2 go on, which `lose` has held at the stage `when`.
+    """
+    job.script.muted = set()
+    if when == "starting":
+        job.script.slow = set()
+        job.arrive(2)
+    if when == "ending":
+        job.settle()
+        job.kill(2)
+
+
 @pytest.mark.parametrize("kind", get_args(FaultKind))
 def test_limit_of_a_notice_counts_for_every_kind(kind: FaultKind) -> None:
     """When an observer says since when a rank has sent wrong gradients, then no rank keeps later
@@ -68,22 +96,9 @@ def test_limit_counts_although_the_rank_is_being_replaced(when: str) -> None:
     left = {"enable": frozenset({"retry", "scale_in", "dump"})} if when == "left" else {}
     job = trained(4, steps=3, keeps=3, **left)
     job.checkpointed(1)
-    if when == "ending":
-        job.script.deaf = {0}
-        job.notice(2, "process", "card 2 was taken away")
-    else:
-        job.script.slow = {2} if when == "starting" else set()
-        job.script.muted = {(2, "fetch")} if when == "fetching" else set()
-        job.kill(2)
-        job.settle()
+    lose(job, when)
     wrong_since(job)
-    job.script.muted = set()
-    if when == "starting":
-        job.script.slow = set()
-        job.arrive(2)
-    if when == "ending":
-        job.settle()
-        job.kill(2)
+    let_go_on(job, when)
     assert went_back(job)
 
 
@@ -128,23 +143,9 @@ def test_last_update_of_a_lost_process_is_given_up(when: str) -> None:
     has spread wrong numbers, then no rank keeps the state after that update."""
     job = trained(4, steps=3, keeps=3)
     job.checkpointed(1)
-    if when == "ending":
-        job.script.deaf = {0}
-        job.notice(2, "process", "card 2 was taken away")
-    else:
-        job.script.slow = {2} if when == "starting" else set()
-        job.script.muted = {(2, "fetch")} if when == "fetching" else set()
-        job.kill(2)
-        if when != "gone":
-            job.settle()
+    lose(job, when)
     job.notice(2, "memory", "the card had wrong results", polluted=True)
-    job.script.muted = set()
-    if when == "starting":
-        job.script.slow = set()
-        job.arrive(2)
-    if when == "ending":
-        job.settle()
-        job.kill(2)
+    let_go_on(job, when)
     job.settle()
     assert max(order.step for order in job.said if isinstance(order, (Restore, Load))) < 3
 
